@@ -1,0 +1,86 @@
+/* offload/adam.h - Adam on the CPU, one arithmetic in every variant, bit-equal among them (design section 4).
+ *
+ * Kingma & Ba, "Adam: a method for stochastic optimization" (2015), algorithm 1; decoupled weight decay after Loshchilov & Hutter,
+ * "Decoupled weight decay regularization" (2019). Per element, in this order, every operation rounded to fp32, `fma` where written:
+ *
+ *     g  = grad * grad_scale                              (16-bit grad widened exactly; grad_scale folds clip factor and 1/loss scale)
+ *     L2 (Adam):     g = fma(weight_decay, p, g)
+ *     decoupled:     p = p * decay                        decay = (float)(1 - lr * weight_decay), in double
+ *     m  = fma(beta1, m, one_minus_beta1 * g)
+ *     v  = fma(beta2, v, (one_minus_beta2 * g) * g)
+ *     d  = sqrt(v) * inv_sqrt_bc2 + eps                   (as: fma(sqrt(v), inv_sqrt_bc2, eps))  sqrt correctly rounded
+ *     p  = p - step_size * (m / d)                        (as: fma(-step_size, m / d, p))        division correctly rounded
+ *
+ *     step_size = lr / (1 - beta1^t), inv_sqrt_bc2 = 1 / sqrt(1 - beta2^t): computed in double from the tensor's own step count t >= 1,
+ *     then rounded to fp32 once. Subnormal inputs and results are zero (FTZ and DAZ on the thread, in every variant; the scalar
+ *     reference runs under the same mode). A NaN or infinite gradient never gets here: the norm found it.
+ *
+ * bf16 mode: the fp32 master is split in (param bf16, low int16), base/numeric.h. fp16 mode: fp32 master beside an fp16 param
+ * (param = nearest-even of the master). Any n >= 0, any alignment of at least 2 (param, low, grad) and 4 (moments) bytes. Index arithmetic is 64-bit.
+ * Pure functions; any thread; nothing is allocated. */
+#ifndef OFFLOAD_ADAM_H
+#define OFFLOAD_ADAM_H
+
+#include "base/cpu.h"
+#include "base/status.h"
+
+enum adam_kind { ADAM_ADAMW, ADAM_L2 };
+enum adam_layout {
+    ADAM_BF16_SPLIT, /* param: uint16 bf16; low: int16; grad: bf16 */
+    ADAM_FP16,       /* param: uint16 fp16 (written only); master: float; grad: fp16 */
+    ADAM_F32,        /* param: float in place; grad: float (the public stk_adam on plain fp32 buffers) */
+    ADAM_LAYOUT_N
+};
+
+struct adam_hyper { /* of one tensor group at one step */
+    double lr, beta1, beta2, eps, weight_decay;
+    enum adam_kind kind;
+};
+
+struct adam_coef { /* what the kernels take: all fp32, made by adam_coef_make */
+    float grad_scale, beta1, one_minus_beta1, beta2, one_minus_beta2, eps, step_size, inv_sqrt_bc2, decay, l2;
+};
+/* t: the tensor's step count after this step (first step: 1). grad_scale in (0, 1] x 1/loss_scale. */
+void adam_coef_make(const struct adam_hyper *h, uint64_t t, double grad_scale, struct adam_coef *out);
+
+struct adam_span {          /* n elements of one tensor (or part of it) */
+    uint64_t n;
+    void *param;            /* 16-bit, or float for ADAM_F32 */
+    void *low_or_master;    /* int16 low (BF16_SPLIT), float master (FP16), NULL (F32) */
+    float *exp_avg, *exp_avg_sq;
+    const void *grad;
+    void *param_out;        /* where the new 16-bit parameter goes; NULL: in place (`param`). May not overlap partly */
+};
+
+typedef void (*adam_fn)(const struct adam_span *s, const struct adam_coef *c);
+
+struct adam_kernel {
+    const char *name;       /* "adam_bf16_split__avx512" */
+    enum cpu_isa isa;
+    adam_fn fn[ADAM_LAYOUT_N];
+};
+/* Best first, scalar reference last; name NULL ends. One list (adam_kernels.inc) makes declarations, dispatch, tests and bench. */
+extern const struct adam_kernel adam_kernels[];
+/* The best one this processor (and STOKER_MAX_ISA) allows, or the one named (`name` NULL: best). NULL: no such kernel or not usable here. */
+const struct adam_kernel *adam_pick(const char *name);
+
+/* Runs one span with the thread's floating point mode set and restored. */
+void adam_run(const struct adam_kernel *k, enum adam_layout layout, const struct adam_span *s, const struct adam_coef *c);
+
+/* --- conversions (offload/convert.c), SIMD where it pays, same bits everywhere ------------------------------------------ */
+
+/* fp32 gradient accumulator to 16-bit gradient, nearest even, with the sum of squares of the ROUNDED values (bf16: of the bf16 values) in
+ * fp64 and a flag for non-finite values. The sum uses 16 interleaved fp64 lanes (element i goes to lane i % 16) folded pairwise in a fixed order
+ * (8+8, 4+4, 2+2, 1+1), so it is the same for every instruction set. `n` elements. scale: multiplied in fp32 before rounding (loss scale; 1.0f for bf16). */
+struct grad_sum { double sum_sq; uint64_t nonfinite; };
+void convert_grad_bf16(const float *acc, uint16_t *out, uint64_t n, float scale, struct grad_sum *sum);
+void convert_grad_fp16(const float *acc, uint16_t *out, uint64_t n, float scale, struct grad_sum *sum);
+/* fp32 master into its parts and back. */
+void convert_split(const float *master, uint16_t *param, int16_t *low, uint64_t n);
+void convert_join(const uint16_t *param, const int16_t *low, float *master, uint64_t n);
+void convert_bf16_to_f32(const uint16_t *in, float *out, uint64_t n);
+void convert_fp16_to_f32(const uint16_t *in, float *out, uint64_t n);
+void convert_f32_to_bf16(const float *in, uint16_t *out, uint64_t n);
+void convert_f32_to_fp16(const float *in, uint16_t *out, uint64_t n);
+
+#endif
