@@ -7,6 +7,7 @@
 #define BASE_SYS_H
 
 #include "base/status.h"
+#include <pthread.h>
 #include <sys/types.h>
 
 enum sys_call { SYS_ALLOC, SYS_MMAP, SYS_OPEN, SYS_READ, SYS_WRITE, SYS_FSYNC, SYS_RENAME, SYS_ALLOCATE, SYS_THREAD, SYS_N };
@@ -39,8 +40,12 @@ int64_t sys_disk_free(const char *path);         /* bytes available to us on the
 int sys_mkdirs(const char *path);                /* mkdir -p; 0 or -1 + errno */
 int sys_remove_tree(const char *path);           /* rm -r, never follows links; 0 or -1 + errno */
 
+/* Starts a thread with every signal blocked. 0 or an errno value; join it with pthread_join. */
+int sys_thread_start(pthread_t *out, void *(*fn)(void *), void *arg);
+
 /* Test only: the k-th next call of `kind` fails with `os_errno` (k = 1: the next); times: how many from there on fail
- * (UINT64_MAX: all). Disarm with k = 0. sys_fault_seen: calls of that kind since arming. */
+ * (UINT64_MAX: all). Disarm with k = 0. sys_fault_seen: calls of that kind from arming until disarming
+ * (k = UINT64_MAX counts without failing any). */
 void sys_fault_arm(enum sys_call kind, uint64_t k, uint64_t times, int os_errno);
 uint64_t sys_fault_seen(enum sys_call kind);
 

@@ -67,20 +67,4 @@ const struct adam_kernel *adam_pick(const char *name);
 /* Runs one span with the thread's floating point mode set and restored. */
 void adam_run(const struct adam_kernel *k, enum adam_layout layout, const struct adam_span *s, const struct adam_coef *c);
 
-/* --- conversions (offload/convert.c), SIMD where it pays, same bits everywhere ------------------------------------------ */
-
-/* fp32 gradient accumulator to 16-bit gradient, nearest even, with the sum of squares of the ROUNDED values (bf16: of the bf16 values) in
- * fp64 and a flag for non-finite values. The sum uses 16 interleaved fp64 lanes (element i goes to lane i % 16) folded pairwise in a fixed order
- * (8+8, 4+4, 2+2, 1+1), so it is the same for every instruction set. `n` elements. scale: multiplied in fp32 before rounding (loss scale; 1.0f for bf16). */
-struct grad_sum { double sum_sq; uint64_t nonfinite; };
-void convert_grad_bf16(const float *acc, uint16_t *out, uint64_t n, float scale, struct grad_sum *sum);
-void convert_grad_fp16(const float *acc, uint16_t *out, uint64_t n, float scale, struct grad_sum *sum);
-/* fp32 master into its parts and back. */
-void convert_split(const float *master, uint16_t *param, int16_t *low, uint64_t n);
-void convert_join(const uint16_t *param, const int16_t *low, float *master, uint64_t n);
-void convert_bf16_to_f32(const uint16_t *in, float *out, uint64_t n);
-void convert_fp16_to_f32(const uint16_t *in, float *out, uint64_t n);
-void convert_f32_to_bf16(const float *in, uint16_t *out, uint64_t n);
-void convert_f32_to_fp16(const float *in, uint16_t *out, uint64_t n);
-
 #endif

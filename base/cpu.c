@@ -1,0 +1,175 @@
+/* base/cpu.c - instruction sets, the number of cores, the floating point state.
+ *
+ * Owns: nothing; reads the processor, the affinity mask and the cgroup's quota anew at each call.
+ * Must not know: kernels, teams. Without x86-64 everything is CPU_SCALAR and the floating point state is left alone.
+ * Source of the CPUID bits: Intel SDM volume 2A, CPUID, and AMD APM volume 3, appendix E. Thread: any. */
+#include "base/cpu.h"
+#include "base/cgroup.h"
+#include "base/sys.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char *cpu_isa_name(enum cpu_isa isa)
+{
+    static const char *const names[] = { "scalar", "avx2", "avx512" };
+    return (unsigned)isa < 3 ? names[isa] : "?";
+}
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <xmmintrin.h>
+
+struct leaf { uint32_t a, b, c, d; };
+
+static struct leaf cpuid_leaf(uint32_t leaf, uint32_t sub)
+{
+    struct leaf r = { 0, 0, 0, 0 };
+    if (!__get_cpuid_count(leaf, sub, &r.a, &r.b, &r.c, &r.d)) r = (struct leaf){ 0, 0, 0, 0 };
+    return r;
+}
+
+/* Which register state the system saves (XCR0); 0 without XSAVE. */
+static uint64_t saved_state(void)
+{
+    if (!(cpuid_leaf(1, 0).c & (1u << 27))) return 0;
+    uint32_t lo, hi;
+    __asm__ volatile("xgetbv" : "=a"(lo), "=d"(hi) : "c"(0));
+    return ((uint64_t)hi << 32) | lo;
+}
+
+static bool has_bits(uint64_t value, uint64_t bits) { return (value & bits) == bits; }
+
+enum { XCR0_AVX = 0x6, XCR0_AVX512 = 0xe6, XCR0_AMX = 0x60000 };
+
+static enum cpu_isa isa_of_processor(void)
+{
+    struct leaf one = cpuid_leaf(1, 0), seven = cpuid_leaf(7, 0);
+    uint64_t saved = saved_state();
+    uint32_t fma_avx_f16c = (1u << 12) | (1u << 28) | (1u << 29);
+    if (!has_bits(saved, XCR0_AVX) || !has_bits(one.c, fma_avx_f16c) || !has_bits(seven.b, 1u << 5)) return CPU_SCALAR;
+    uint32_t f_dq_bw_vl = (1u << 16) | (1u << 17) | (1u << 30) | (1u << 31);
+    return has_bits(saved, XCR0_AVX512) && has_bits(seven.b, f_dq_bw_vl) ? CPU_AVX512 : CPU_AVX2;
+}
+
+bool cpu_has_bf16(void)
+{
+    if (cpu_isa_best() != CPU_AVX512) return false;
+    bool avx512_bf16 = has_bits(cpuid_leaf(7, 1).a, 1u << 5);
+    bool amx_bf16 = has_bits(saved_state(), XCR0_AMX) && has_bits(cpuid_leaf(7, 0).d, (1u << 22) | (1u << 24));
+    return avx512_bf16 || amx_bf16;
+}
+
+void cpu_name(char *buf, size_t size_bytes)
+{
+    char brand[49] = { 0 };
+    if (cpuid_leaf(0x80000000u, 0).a >= 0x80000004u) {
+        for (uint32_t i = 0; i < 3; i++) {
+            struct leaf r = cpuid_leaf(0x80000002u + i, 0);
+            memcpy(brand + 16 * i, &r, 16);
+        }
+    }
+    const char *from = brand + strspn(brand, " ");
+    snprintf(buf, size_bytes, "%s", *from ? from : "unknown x86-64");
+}
+
+enum { MXCSR_FTZ_DAZ = 0x8040 };
+
+uint32_t cpu_ftz_enter(void)
+{
+    uint32_t saved = _mm_getcsr();
+    _mm_setcsr(saved | MXCSR_FTZ_DAZ);
+    return saved;
+}
+
+void cpu_ftz_leave(uint32_t saved)
+{
+    _mm_setcsr(saved);
+}
+
+#else
+
+static enum cpu_isa isa_of_processor(void) { return CPU_SCALAR; }
+bool cpu_has_bf16(void) { return false; }
+void cpu_name(char *buf, size_t size_bytes) { snprintf(buf, size_bytes, "unknown processor"); }
+uint32_t cpu_ftz_enter(void) { return 0; }
+void cpu_ftz_leave(uint32_t saved) { (void)saved; }
+
+#endif
+
+enum cpu_isa cpu_isa_best(void)
+{
+    enum cpu_isa best = isa_of_processor();
+    const char *limit = getenv("STOKER_MAX_ISA");
+    if (!limit) return best;
+    for (int isa = CPU_SCALAR; isa < (int)best; isa++)
+        if (strcmp(limit, cpu_isa_name((enum cpu_isa)isa)) == 0) return (enum cpu_isa)isa;
+    return best;
+}
+
+/* --- cores ------------------------------------------------------------------------------------------------------- */
+
+/* The mask grows until the kernel's fits: machines with more than 1024 processors refuse a cpu_set_t. 0: unknown. */
+static uint32_t count_affinity(void)
+{
+    for (int n = 1024; n <= 1 << 20; n *= 2) {
+        size_t size = CPU_ALLOC_SIZE(n);
+        cpu_set_t *set = sys_calloc(1, size);
+        if (!set) return 0;
+        int rc = sched_getaffinity(0, size, set), why = errno;
+        uint32_t count = rc == 0 ? (uint32_t)CPU_COUNT_S(size, set) : 0;
+        sys_free(set);
+        if (rc == 0) return count;
+        if (why != EINVAL) return 0;
+    }
+    return 0;
+}
+
+/* In a captured tree the mask is that of its proc/self/status: "Cpus_allowed:   ff,ffffffff". 0: unknown. */
+static uint32_t count_captured(const char *root)
+{
+    char text[CGROUP_FILE_MAX];
+    if (!cgroup_read_text(root, "/proc/self/status", text)) return 0;
+    const char *at = strstr(text, "Cpus_allowed:");
+    if (!at) return 0;
+    uint32_t count = 0;
+    for (at += strlen("Cpus_allowed:"); *at && *at != '\n'; at++) {
+        char digit[2] = { *at, '\0' };
+        count += (uint32_t)__builtin_popcountl(strtoul(digit, NULL, 16));
+    }
+    return count;
+}
+
+/* Lowers *arg to the whole cores that this folder's quota allows. Rounded down: a thread more than the quota has would be
+ * stopped in every period, and a team waits for its slowest member. */
+static void visit_quota(const char *root, const char *dir, bool v2, void *arg)
+{
+    uint32_t *count = arg;
+    uint64_t quota = UINT64_MAX, period = 0;
+    if (v2) {
+        char path[4096], text[CGROUP_FILE_MAX];
+        snprintf(path, sizeof path, "%s/cpu.max", dir);
+        unsigned long long q, p;
+        if (!cgroup_read_text(root, path, text) || sscanf(text, "%llu %llu", &q, &p) != 2) return; /* "max 100000" */
+        quota = q;
+        period = p;
+    } else if (!cgroup_read_number(root, dir, "cpu.cfs_quota_us", &quota)
+               || !cgroup_read_number(root, dir, "cpu.cfs_period_us", &period)) {
+        return;
+    }
+    if (quota == UINT64_MAX || period == 0) return;
+    uint64_t cores = quota / period ? quota / period : 1;
+    if (cores < *count) *count = (uint32_t)cores;
+}
+
+uint32_t cpu_count(const char *root)
+{
+    uint32_t count = root && *root ? count_captured(root) : count_affinity();
+    if (count == 0) count = root && *root ? count_affinity() : 1;
+    if (count == 0) count = 1;
+    cgroup_walk(root, "cpu", visit_quota, &count);
+    return count;
+}

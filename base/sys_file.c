@@ -1,0 +1,164 @@
+/* base/sys_file.c - files: open, whole transfers, durability, room on the disk, folders.
+ *
+ * Owns: nothing; every call stands alone. Must not know: formats, io_uring (nvme/ has its own table).
+ * Thread: any; all calls may block on the disk. */
+#include "base/sys.h"
+#include "base/sys_fault.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+/* Below the kernel's cap of 0x7ffff000 bytes a call and a power of two, so that direct I/O stays aligned. */
+static const uint64_t part_bytes = 1ull << 30;
+
+int sys_open(const char *path, int flags, mode_t mode)
+{
+    if (sys_fault_hit(SYS_OPEN)) return -1;
+    int fd;
+    do fd = open(path, flags | O_CLOEXEC, mode);
+    while (fd < 0 && errno == EINTR);
+    return fd;
+}
+
+void sys_close(int fd)
+{
+    /* EINTR is not retried: Linux has released the number by then. */
+    if (fd >= 0) (void)close(fd);
+}
+
+int64_t sys_read_some(int fd, void *buf, uint64_t size_bytes, uint64_t offset_bytes)
+{
+    if (sys_fault_hit(SYS_READ)) return -1;
+    return pread(fd, buf, size_bytes, (off_t)offset_bytes);
+}
+
+int64_t sys_write_some(int fd, const void *buf, uint64_t size_bytes, uint64_t offset_bytes)
+{
+    if (sys_fault_hit(SYS_WRITE)) return -1;
+    return pwrite(fd, buf, size_bytes, (off_t)offset_bytes);
+}
+
+int64_t sys_read_full(int fd, void *buf, uint64_t size_bytes, uint64_t offset_bytes)
+{
+    uint64_t done = 0;
+    while (done < size_bytes) {
+        uint64_t want = size_bytes - done < part_bytes ? size_bytes - done : part_bytes;
+        int64_t got = sys_read_some(fd, (char *)buf + done, want, offset_bytes + done);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return -1;
+        if (got == 0) break;
+        done += (uint64_t)got;
+    }
+    return (int64_t)done;
+}
+
+int64_t sys_write_full(int fd, const void *buf, uint64_t size_bytes, uint64_t offset_bytes)
+{
+    uint64_t done = 0;
+    while (done < size_bytes) {
+        uint64_t want = size_bytes - done < part_bytes ? size_bytes - done : part_bytes;
+        int64_t put = sys_write_some(fd, (const char *)buf + done, want, offset_bytes + done);
+        if (put < 0 && errno == EINTR) continue;
+        if (put < 0) return -1;
+        if (put == 0) { /* never for files; without this a broken driver would spin here for ever */
+            errno = EIO;
+            return -1;
+        }
+        done += (uint64_t)put;
+    }
+    return (int64_t)done;
+}
+
+int sys_fsync(int fd)
+{
+    if (sys_fault_hit(SYS_FSYNC)) return -1;
+    return fsync(fd); /* not repeated: after a failure the kernel may have dropped the pages it could not write */
+}
+
+int sys_fsync_dir(const char *path)
+{
+    int fd = sys_open(path, O_RDONLY | O_DIRECTORY, 0);
+    if (fd < 0) return -1;
+    int rc = sys_fsync(fd), saved = errno;
+    sys_close(fd);
+    errno = saved;
+    return rc;
+}
+
+int sys_rename(const char *from, const char *to)
+{
+    if (sys_fault_hit(SYS_RENAME)) return -1;
+    return rename(from, to);
+}
+
+int sys_fallocate(int fd, uint64_t size_bytes)
+{
+    if (sys_fault_hit(SYS_ALLOCATE)) return errno;
+    if (size_bytes > INT64_MAX) return EFBIG;
+    if (size_bytes == 0) return 0;
+    int rc;
+    do rc = posix_fallocate(fd, 0, (off_t)size_bytes);
+    while (rc == EINTR);
+    return rc;
+}
+
+int64_t sys_disk_free(const char *path)
+{
+    struct statvfs fs;
+    int rc;
+    do rc = statvfs(path, &fs);
+    while (rc != 0 && errno == EINTR);
+    if (rc != 0) return -1;
+    uint64_t unit = fs.f_frsize ? fs.f_frsize : fs.f_bsize, bytes;
+    if (__builtin_mul_overflow((uint64_t)fs.f_bavail, unit, &bytes) || bytes > INT64_MAX) return INT64_MAX;
+    return (int64_t)bytes;
+}
+
+static int make_dir(const char *path)
+{
+    if (mkdir(path, 0777) == 0) return 0;
+    if (errno != EEXIST) return -1;
+    struct stat st;
+    if (stat(path, &st) != 0) return -1;
+    if (S_ISDIR(st.st_mode)) return 0;
+    errno = ENOTDIR;
+    return -1;
+}
+
+int sys_mkdirs(const char *path)
+{
+    char part[PATH_MAX];
+    size_t n = strlen(path);
+    if (n == 0 || n >= sizeof part) {
+        errno = n ? ENAMETOOLONG : ENOENT;
+        return -1;
+    }
+    memcpy(part, path, n + 1);
+    for (size_t i = 1; i < n; i++) {
+        if (part[i] != '/') continue;
+        part[i] = '\0';
+        if (make_dir(part) != 0) return -1;
+        part[i] = '/';
+    }
+    return make_dir(part);
+}
+
+static int remove_one(const char *path, const struct stat *st, int type, struct FTW *walk)
+{
+    (void)st;
+    (void)type;
+    (void)walk;
+    return remove(path);
+}
+
+int sys_remove_tree(const char *path)
+{
+    return nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS) == 0 ? 0 : -1;
+}

@@ -1,0 +1,31 @@
+/* gpu/host/kernels.h - the host device's computations, as plain functions: they run on a stream's lane, inside use OpenMP with ctx->threads,
+ * never allocate, never fail (shapes were checked by gpu/ops.c). `*_scratch` gives the bytes a call needs; a call's scratch is a->scratch.
+ * Kernels that depend on the instruction set are compiled per ISA and picked by ctx->isa once (same bits across ISA where the header of ops.h
+ * promises it; matrix-like kernels (attention) may differ between ISAs, which is part of the numerics key). */
+#ifndef GPU_HOST_KERNELS_H
+#define GPU_HOST_KERNELS_H
+
+#include "base/cpu.h"
+#include "gpu/ops.h"
+
+struct host_ctx {
+    uint32_t threads;
+    enum cpu_isa isa;
+    bool bf16_products; /* DEV_MATMUL_BF16 */
+};
+
+void host_embed_forward(const struct host_ctx *c, const struct ops_embed *a);
+void host_embed_backward(const struct host_ctx *c, const struct ops_embed *a);
+uint64_t host_rmsnorm_scratch(const struct host_ctx *c, const struct ops_rmsnorm *a, bool backward);
+void host_rmsnorm_forward(const struct host_ctx *c, const struct ops_rmsnorm *a);
+void host_rmsnorm_backward(const struct host_ctx *c, const struct ops_rmsnorm *a);
+void host_rope(const struct host_ctx *c, const struct ops_rope *a);
+uint64_t host_attention_scratch(const struct host_ctx *c, const struct ops_attention *a, bool backward);
+void host_attention_forward(const struct host_ctx *c, const struct ops_attention *a);
+void host_attention_backward(const struct host_ctx *c, const struct ops_attention *a);
+void host_swiglu_forward(const struct host_ctx *c, const struct ops_swiglu *a);
+void host_swiglu_backward(const struct host_ctx *c, const struct ops_swiglu *a);
+void host_add(const struct host_ctx *c, enum ops_dtype at, uint64_t n, const void *x, const void *y, void *out);
+void host_acc_add(const struct host_ctx *c, uint64_t n, float *acc, const void *src, enum ops_dtype st);
+
+#endif
