@@ -1,8 +1,8 @@
-/* offload/convert.c - choosing a variant of the conversions between fp32, bf16, fp16 and the split master.
+/* base/convert.c - choosing a variant of the conversions between fp32, bf16, fp16 and the split master.
  *
  * Owns the table of variants (from convert_kernels.inc). Must not know chunks, tensors or the engine. The processor is asked
  * at each call (a cached flag and one environment variable), which is nothing beside a chunk. Pure; any thread. */
-#include "offload/convert_variants.h"
+#include "base/convert_variants.h"
 
 #define CONVERT_ROW_AVX2(operation, parameters) .operation = convert_##operation##__avx2,
 #define CONVERT_ROW_SCALAR(operation, parameters) .operation = convert_##operation##__scalar,
@@ -10,7 +10,7 @@
 #define CONVERT_ROW_scalar CONVERT_OPERATIONS(CONVERT_ROW_SCALAR)
 #define CONVERT_KERNEL(suffix, isa_) { .name = #suffix, .isa = isa_, CONVERT_ROW_##suffix },
 const struct convert_kernel convert_kernels[] = {
-#include "offload/convert_kernels.inc"
+#include "base/convert_kernels.inc"
     { .name = NULL },
 };
 
@@ -23,14 +23,14 @@ static const struct convert_kernel *convert_pick(void)
 }
 
 /* The gradient casts multiply in floating point: under a fixed mode, so that the caller's does not change their bits. */
-void convert_grad_bf16(const float *acc, uint16_t *out, uint64_t n, float scale, struct grad_sum *sum)
+void convert_grad_bf16(const float *acc, uint16_t *out, uint64_t n, float scale, struct convert_sum *sum)
 {
     uint32_t saved = cpu_ftz_enter();
     convert_pick()->grad_bf16(acc, out, n, scale, sum);
     cpu_ftz_leave(saved);
 }
 
-void convert_grad_fp16(const float *acc, uint16_t *out, uint64_t n, float scale, struct grad_sum *sum)
+void convert_grad_fp16(const float *acc, uint16_t *out, uint64_t n, float scale, struct convert_sum *sum)
 {
     uint32_t saved = cpu_ftz_enter();
     convert_pick()->grad_fp16(acc, out, n, scale, sum);

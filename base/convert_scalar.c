@@ -1,9 +1,9 @@
-/* offload/convert_scalar.c - the conversions, one element at a time: the definition of their bits.
+/* base/convert_scalar.c - the conversions, one element at a time: the definition of their bits.
  *
  * Reads like base/numeric.h. Owns the fixed order of the norm's sums, which the SIMD variants share. Compiled for the base
  * instruction set. Must not know chunks or the engine. Any thread; the gradient casts under cpu_ftz_enter (convert.c). */
 #include "base/numeric.h"
-#include "offload/convert_variants.h"
+#include "base/convert_variants.h"
 
 #include <math.h>
 
@@ -41,7 +41,7 @@ uint64_t convert_grad_fp16_some(const float *acc, uint16_t *out, uint64_t begin,
     return nonfinite;
 }
 
-void convert_sum_fold(double lanes[CONVERT_LANES], uint64_t nonfinite, struct grad_sum *sum)
+void convert_sum_fold(double lanes[CONVERT_LANES], uint64_t nonfinite, struct convert_sum *sum)
 {
     for (int half = CONVERT_LANES / 2; half >= 1; half /= 2)
         for (int j = 0; j < half; j++) lanes[j] += lanes[j + half];
@@ -49,14 +49,14 @@ void convert_sum_fold(double lanes[CONVERT_LANES], uint64_t nonfinite, struct gr
     sum->nonfinite = nonfinite;
 }
 
-void convert_grad_bf16__scalar(const float *acc, uint16_t *out, uint64_t n, float scale, struct grad_sum *sum)
+void convert_grad_bf16__scalar(const float *acc, uint16_t *out, uint64_t n, float scale, struct convert_sum *sum)
 {
     double lanes[CONVERT_LANES] = { 0 };
     uint64_t nonfinite = convert_grad_bf16_some(acc, out, 0, n, scale, lanes);
     convert_sum_fold(lanes, nonfinite, sum);
 }
 
-void convert_grad_fp16__scalar(const float *acc, uint16_t *out, uint64_t n, float scale, struct grad_sum *sum)
+void convert_grad_fp16__scalar(const float *acc, uint16_t *out, uint64_t n, float scale, struct convert_sum *sum)
 {
     double lanes[CONVERT_LANES] = { 0 };
     uint64_t nonfinite = convert_grad_fp16_some(acc, out, 0, n, scale, lanes);

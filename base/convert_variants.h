@@ -1,15 +1,16 @@
-/* offload/convert_variants.h - what the files of the conversion variants share. Internal to offload/convert*.c and its tests. */
-#ifndef OFFLOAD_CONVERT_VARIANTS_H
-#define OFFLOAD_CONVERT_VARIANTS_H
+/* base/convert_variants.h - what the files of the conversion variants share. Internal to base/convert*.c and its tests. */
+#ifndef BASE_CONVERT_VARIANTS_H
+#define BASE_CONVERT_VARIANTS_H
 
-#include "offload/adam.h"
+#include "base/convert.h"
+#include "base/cpu.h"
 
 #define CONVERT_LANES 16 /* interleaved fp64 sums of the gradient casts: part of the result's definition */
 
-/* X(operation, parameters); adam.h describes each. */
+/* X(operation, parameters); convert.h describes each. */
 #define CONVERT_OPERATIONS(X)                                                                       \
-    X(grad_bf16, (const float *acc, uint16_t *out, uint64_t n, float scale, struct grad_sum *sum))  \
-    X(grad_fp16, (const float *acc, uint16_t *out, uint64_t n, float scale, struct grad_sum *sum))  \
+    X(grad_bf16, (const float *acc, uint16_t *out, uint64_t n, float scale, struct convert_sum *sum))  \
+    X(grad_fp16, (const float *acc, uint16_t *out, uint64_t n, float scale, struct convert_sum *sum))  \
     X(split, (const float *master, uint16_t *param, int16_t *low, uint64_t n))                      \
     X(join, (const uint16_t *param, const int16_t *low, float *master, uint64_t n))                 \
     X(bf16_to_f32, (const uint16_t *in, float *out, uint64_t n))                                    \
@@ -41,6 +42,6 @@ uint64_t convert_grad_bf16_some(const float *acc, uint16_t *out, uint64_t begin,
 uint64_t convert_grad_fp16_some(const float *acc, uint16_t *out, uint64_t begin, uint64_t n, float scale,
                                 double lanes[CONVERT_LANES]);
 /* Folds the lanes (8+8, 4+4, 2+2, 1+1) into the result. */
-void convert_sum_fold(double lanes[CONVERT_LANES], uint64_t nonfinite, struct grad_sum *sum);
+void convert_sum_fold(double lanes[CONVERT_LANES], uint64_t nonfinite, struct convert_sum *sum);
 
 #endif

@@ -1,8 +1,8 @@
-/* offload/convert_avx2.c - the conversions with AVX2 and F16C; the last elements as convert_scalar.c does them.
+/* base/convert_avx2.c - the conversions with AVX2 and F16C; the last elements as convert_scalar.c does them.
  *
  * Compiled with flags of its own (meson.build): called only after the dispatch in convert.c has asked the processor. Integer
  * arithmetic but for the scaling and the sums of the gradient casts. Any thread. */
-#include "offload/convert_variants.h"
+#include "base/convert_variants.h"
 
 #include <immintrin.h>
 
@@ -44,7 +44,7 @@ static inline uint64_t sum_squares(__m256 x, __m256d *low, __m256d *high)
 }
 
 static inline __attribute__((always_inline)) void grad_cast(const float *acc, uint16_t *out, uint64_t n, float scale,
-                                                            struct grad_sum *sum, bool fp16)
+                                                            struct convert_sum *sum, bool fp16)
 {
     __m256d s0 = _mm256_setzero_pd(), s1 = s0, s2 = s0, s3 = s0;
     __m256 factor = _mm256_set1_ps(scale);
@@ -79,12 +79,12 @@ static inline __attribute__((always_inline)) void grad_cast(const float *acc, ui
     convert_sum_fold(lanes, nonfinite, sum);
 }
 
-void convert_grad_bf16__avx2(const float *acc, uint16_t *out, uint64_t n, float scale, struct grad_sum *sum)
+void convert_grad_bf16__avx2(const float *acc, uint16_t *out, uint64_t n, float scale, struct convert_sum *sum)
 {
     grad_cast(acc, out, n, scale, sum, false);
 }
 
-void convert_grad_fp16__avx2(const float *acc, uint16_t *out, uint64_t n, float scale, struct grad_sum *sum)
+void convert_grad_fp16__avx2(const float *acc, uint16_t *out, uint64_t n, float scale, struct convert_sum *sum)
 {
     grad_cast(acc, out, n, scale, sum, true);
 }
