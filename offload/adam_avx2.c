@@ -127,6 +127,10 @@ ADAM_INLINE void adam_span_avx2(const struct adam_span *span, const struct adam_
     struct adam_span s = *span; /* a copy that no store can alias: its pointers stay in registers */
     void *out = s.param_out ? s.param_out : s.param;
     uint64_t i = 0;
+    for (; i + ADAM_STRIDE <= s.n; i += ADAM_STRIDE) {
+        adam_fetch(&s, i, layout);
+        for (uint64_t j = 0; j < ADAM_STRIDE; j += LANES) adam_block(&s, out, &k, i + j, layout, l2);
+    }
     for (; i + LANES <= s.n; i += LANES) adam_block(&s, out, &k, i, layout, l2);
     if (i < s.n) adam_tail(&s, out, &k, i, layout, l2);
 }

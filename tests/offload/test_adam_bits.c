@@ -275,6 +275,12 @@ TEST(adam_reference_fma_is_the_instruction)
             a = stk_bits_f32(stk_f32_bits(a) & 0xfff80000u);
             b = stk_bits_f32(stk_f32_bits(b) & 0xfffff000u);
             c = stk_bits_f32(stk_f32_bits(c) & 0xfffffff8u);
+        } else if (i % 3 == 1) { /* the product is a tie of 25 bits and c, below double's last bit, decides it */
+            a = stk_bits_f32((stk_f32_bits(a) & 0xfffff800u) | 0x800u);
+            b = stk_bits_f32((stk_f32_bits(b) & 0xfffff000u) | 0x1000u);
+            int far = (int)(ea + eb) - 127 - 52 - (int)rng_below(&r, 20);
+            uint32_t exponent = far < 0 ? 0 : far > 254 ? 254 : (uint32_t)far;
+            c = random_exponent(&r, exponent, exponent);
         }
         if (isnan(c)) continue;
         float x = adam_fma(a, b, c), y = fma_instruction(a, b, c);
