@@ -13,15 +13,17 @@ import json
 import math
 import sys
 
-CODES = {"U8": "B", "U16": "H", "I16": "h", "I32": "i", "U32": "I", "I64": "q", "U64": "Q"}
+CODES = {"U8": "B", "U16": "H", "I16": "h", "I32": "i", "U32": "I", "I64": "q", "U64": "Q",
+         "F32": "f"}
 
 
-def read_tensors(path):
+def read_tensors(path, names=("input_ids", "loss_mask", "document_offsets")):
+    """({name: values} of those that are there, the file's metadata)."""
     with open(path, "rb") as source:
         header = json.loads(source.read(int.from_bytes(source.read(8), "little")))
         base, tensors = source.tell(), {}
         for name, about in header.items():
-            if name == "__metadata__":
+            if name not in names:
                 continue
             start, stop = about["data_offsets"]
             source.seek(base + start)
