@@ -127,16 +127,13 @@ class FolderTokenizer:
 def _mask(encoding, spans):
     """A token is a target when any of its characters lies in a span.
 
-    So a token that reaches from a prompt into its completion is a target.  Tokens that stand for
-    no text of the example (an added start token) have no place in it and are none.
+    So a token that reaches from a prompt into its completion is a target.  A token that stands for
+    no text of the example (an added start token) is at (0, 0) and so in no span.
     """
     if spans is None:
         return b"\1" * len(encoding.ids)
     mask = bytearray(len(encoding.ids))
-    sequences = encoding.sequence_ids
     for i, (start, stop) in enumerate(encoding.offsets):
-        if sequences[i] is None:
-            continue
         if start == stop:  # white space whose place a byte-level tokenizer trimmed to its end
             start = stop - 1
         mask[i] = any(start < last and stop > first for first, last in spans)

@@ -286,6 +286,9 @@ def test_chat_template_that_rewrites_history_is_refused():
                        "{% endif %}<|im_end|>{% endfor %}")
     refused(1, put("a.jsonl", [CHAT]), "--tokenizer", folder, "--out", "o",
             says=["a.jsonl:1", "message 2", "{% generation %}"])
+    silent = tokenizer("t2", "{% for m in messages %}{% if m.role != 'assistant' or loop.index > 4 "
+                       "%}<|im_start|>{{ m.content }}{% endif %}{% endfor %}")
+    refused(1, "a.jsonl", "--tokenizer", silent, "--out", "o", says=["a.jsonl:1", "message 2"])
     assert not os.path.exists("o")
 
 
