@@ -23,6 +23,14 @@ TEST(status_every_code_has_name_and_text)
     STK_STATUS_MAP(CHECK_SIGN)
 }
 
+int status_public_value(const char *name); /* status_public.c */
+
+TEST(status_installed_header_agrees)
+{
+#define CHECK_PUBLIC(name, value, text) CHECK(status_public_value(#name) == (int)name);
+    STK_STATUS_MAP(CHECK_PUBLIC)
+}
+
 TEST(status_first_error_wins)
 {
     struct stk_error a = { 0 }, b = { 0 };
