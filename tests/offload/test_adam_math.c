@@ -189,6 +189,8 @@ TEST(adam_adm_05_float64_bf16_split)
 {
     struct adam_hyper h = hyper(ADAM_ADAMW, 0.01);
     thousand_steps(adam_pick(NULL), ADAM_BF16_SPLIT, &h);
+    h.weight_decay = 0.0;
+    thousand_steps(adam_pick(NULL), ADAM_BF16_SPLIT, &h);
 }
 TEST(adam_adm_05_float64_fp16)
 {
@@ -251,6 +253,10 @@ TEST(adam_adm_01_groups_do_not_influence_each_other)
     }
 }
 
+/* 50 steps round p 100 times, to the same side at worst: 100 half ulps of 2^-23 are 6e-6; a wrong step
+ * count or formula is off by 1e-3 and more. */
+#define SHORT_RUN 6e-6
+
 static double worst_against_reference(const struct tensor *x)
 {
     double worst = 0.0;
@@ -275,7 +281,7 @@ TEST(adam_adm_01_step_count_may_jump)
         make_grad(&r, (uint64_t)j, grad);
         tensor_step(&x, &h, counts[j], grad);
         reference_step(&ref, &h, counts[j], grad);
-        CHECK(worst_against_reference(&x) <= 1e-6);
+        CHECK(worst_against_reference(&x) <= SHORT_RUN);
     }
 }
 
@@ -302,7 +308,7 @@ TEST(adam_adm_02_a_tensors_own_step_count)
         reference_step(&ref, &h, count_b, grad);
     }
     CHECK(count_b == 50);
-    CHECK(worst_against_reference(&b) <= 1e-6);
+    CHECK(worst_against_reference(&b) <= SHORT_RUN);
     CHECK(worst_against_reference(&a) > 1e-3);
 }
 
@@ -325,7 +331,7 @@ TEST(adam_adm_08_adam_is_not_adamw)
             tensor_step(&x[kind], &h, t, grad);
             reference_step(&ref, &h, t, grad);
         }
-        CHECK(worst_against_reference(&x[kind]) <= 1e-6);
+        CHECK(worst_against_reference(&x[kind]) <= SHORT_RUN);
     }
     int differ = 0;
     for (int i = 0; i < N; i++) differ += fabsf(x[0].master[i] - x[1].master[i]) > 1e-4f;
