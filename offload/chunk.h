@@ -46,7 +46,8 @@ struct stk_tensor {
     bool frozen;
     bool decay;             /* weight decay applies */
     uint64_t steps;         /* updates applied to this tensor: Adam's t. Engine lane */
-    bool touched;           /* received a gradient in this step */
+    bool touched;           /* the due update applies to it. Application's thread between runs */
+    bool got_gradient;      /* own order: a gradient arrived in this step; becomes `touched` at its end */
 };
 
 struct stk_block {
@@ -67,6 +68,7 @@ struct stk_chunk {
     void *host[CHUNK_STATE_N];              /* home is host: where (borrowed from the engine's arenas); else NULL */
     uint32_t extent[CHUNK_STATE_N];         /* home is NVMe: id in the store; else CHUNK_NO_EXTENT */
     uint64_t version;       /* step whose update wrote PARAM and OPT; 0: as filled */
+    uint64_t grad_version;  /* step that wrote GRAD */
     struct convert_sum sum; /* of this step's 16-bit gradient; valid from GRAD_CAST to NORM */
 };
 
