@@ -119,9 +119,16 @@ stk_status store_open(const struct store_cfg *cfg, struct store **out, struct st
     return STK_OK;
 }
 
+static void left_lane(void *arg) { exec_event_set(&((struct store *)arg)->answered); }
+
 void store_close(struct store *s)
 {
     if (!s) return;
+    /* The last operation's task may still be leaving op_finish: a task behind it on the lane has seen it go. */
+    exec_event_reset(&s->answered);
+    exec_task_init(&s->ask, left_lane, s);
+    exec_post(s->lane, &s->ask);
+    exec_event_wait(&s->answered, UINT64_MAX, NULL);
     for (uint32_t i = 0; i < s->n_lanes; i++) exec_lane_close(s->lanes[i]);
     store_files_close(s);
     sys_free(s->extents);
