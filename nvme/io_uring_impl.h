@@ -21,6 +21,7 @@ struct ring {
     struct exec_source source;
     int wake_fd;
     bool fixed_files, fixed_buffers;
+    bool lock_refused; /* not even the self-test's buffer could be locked: said when there is a region to speak of */
     uint32_t n_buffers; /* index in the kernel's table = index here */
     struct ring_buffer buffers[RING_BUFFERS_MAX];
     /* lane */

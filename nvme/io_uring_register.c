@@ -120,7 +120,9 @@ static void setup_buffers(struct ring *r, const struct io_file *f)
         return;
     }
     rc = put_buffer(r, 0, memory, TEST_BLOCK_BYTES + TEST_BYTES);
-    if (rc) {
+    if (rc == ENOMEM) {
+        r->lock_refused = true;
+    } else if (rc) {
         note_refusal(r, rc, TEST_BLOCK_BYTES + TEST_BYTES);
     } else {
         const char *wrong = self_test(r, f, memory);
@@ -145,6 +147,7 @@ void ring_register_region(struct ring *r, const struct io_region *region)
 {
     uint8_t *base = region->base;
     uint64_t left = region->size_bytes;
+    if (r->lock_refused) note_refusal(r, ENOMEM, region->size_bytes);
     while (r->fixed_buffers && left > 0) {
         uint64_t n = left < RING_BUFFER_BYTES_MAX ? left : RING_BUFFER_BYTES_MAX;
         if (r->n_buffers == RING_BUFFERS_MAX) {
