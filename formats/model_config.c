@@ -383,7 +383,7 @@ void model_config_free(struct model_config *c)
     memset(c, 0, sizeof *c);
 }
 
-/* 15 digits keep 1e-05 as it was; 17 are needed for the rare number that 15 do not carry. */
+/* 15 digits print 1e-05 as 1e-5; 17 are needed for the rare number that 15 do not carry. */
 static char *dump_numbers_short(json_t *doc)
 {
     char *text = json_dumps(doc, JSON_INDENT(2) | JSON_REAL_PRECISION(15));
