@@ -1,11 +1,14 @@
-/* gpu/host/kernels/norm_isa.c - RMS norm, compiled once per instruction set (KERN_ISA), the same bits from each.
+/* gpu/host/kernels/norm_isa.c - RMS norm, compiled once per instruction set (KERN_ISA), the same
+ * bits from each.
  *
- * Owns: forward and backward of ops_rmsnorm. All sums take 16 interleaved lanes (element i in lane i % 16), folded 8+8, 4+4, 2+2, 1+1;
- * the weight's gradient is summed over rows in parts whose size depends on the shape only (kern.h), then part after part.
- * Must not know: streams, other operations. Runs on a stream's lane with a team of c->threads.
+ * Owns: forward and backward of ops_rmsnorm. All sums take 16 interleaved lanes (element i in lane
+ * i % 16), folded 8+8, 4+4, 2+2, 1+1; the weight's gradient is summed over rows in parts whose size
+ * depends on the shape only (kern.h), then part after part. Must not know: streams, other
+ * operations. Runs on a stream's lane with a team of c->threads.
  *
- * With n = x * rstd:  y = round(n) * w;  dn = dy * w;  dx = rstd * (dn - n * mean(dn * n));  dw = sum over rows of dy * round(n),
- * where round() is the rounding to `at` that transformers' LlamaRMSNorm does before it multiplies with the weight. */
+ * With n = x * rstd:  y = round(n) * w;  dn = dy * w;  dx = rstd * (dn - n * mean(dn * n));  dw =
+ * sum over rows of dy * round(n), where round() is the rounding to `at` that transformers'
+ * LlamaRMSNorm does before it multiplies with the weight. */
 #define VL 16
 #include "gpu/host/kernels/kern.h"
 #include "gpu/host/kernels/vec.h"
@@ -23,7 +26,8 @@ static float lanes_sum(vec_f v)
 
 static void weight_load(const struct ops_rmsnorm *a, float *w)
 {
-    for (uint64_t i = 0; i < a->cols; i += VL) vec_store(w + i, vec_get(a->pt, a->w, i, a->cols - i));
+    for (uint64_t i = 0; i < a->cols; i += VL)
+        vec_store(w + i, vec_get(a->pt, a->w, i, a->cols - i));
 }
 
 static uint64_t row_at(const struct ops_rmsnorm *a, uint64_t row, uint64_t stride)
@@ -63,13 +67,15 @@ static void backward_row(const struct ops_rmsnorm *a, const float *w, uint64_t r
     const float rstd = a->rstd[r];
     vec_f sum = { 0 };
     for (uint64_t i = 0; i < cols; i += VL) {
-        vec_f n = vec_get(at, a->x, x + i, cols - i) * rstd, dy = vec_get(at, a->dy, y + i, cols - i);
+        vec_f n = vec_get(at, a->x, x + i, cols - i) * rstd,
+              dy = vec_get(at, a->dy, y + i, cols - i);
         sum = sum + dy * vec_load(w + i) * n;
         if (dw_part) vec_store(dw_part + i, vec_load(dw_part + i) + dy * vec_round(at, n));
     }
     const float mean = lanes_sum(sum) / (float)cols;
     for (uint64_t i = 0; i < cols; i += VL) {
-        vec_f n = vec_get(at, a->x, x + i, cols - i) * rstd, dy = vec_get(at, a->dy, y + i, cols - i);
+        vec_f n = vec_get(at, a->x, x + i, cols - i) * rstd,
+              dy = vec_get(at, a->dy, y + i, cols - i);
         vec_f dx = (dy * vec_load(w + i) - n * mean) * rstd;
         if (a->add) dx = vec_get(at, a->dx, x + i, cols - i) + dx;
         vec_put(at, a->dx, x + i, cols - i, dx);
@@ -78,7 +84,8 @@ static void backward_row(const struct ops_rmsnorm *a, const float *w, uint64_t r
 
 void KERN_NAME(kern_rmsnorm_backward)(const struct host_ctx *c, const struct ops_rmsnorm *a)
 {
-    const uint64_t ld = kern_round16(a->cols), rows = kern_norm_part_rows(a->rows), parts = (a->rows + rows - 1) / rows;
+    const uint64_t ld = kern_round16(a->cols), rows = kern_norm_part_rows(a->rows),
+                   parts = (a->rows + rows - 1) / rows;
     float *w = kern_scratch(&a->scratch), *dw = w + ld;
     weight_load(a, w);
 #pragma omp parallel num_threads(kern_team(c, a->rows * a->cols))
