@@ -11,22 +11,19 @@
  * head); its dk and dv are summed by one thread over heads, then blocks of queries, ascending; dq
  * over blocks of keys, ascending. So no result depends on the threads. A row with no key at all
  * (first_key beyond the row) gives o = 0, lse = -infinity and no gradient. */
-#if defined(__AVX512F__)
-#define VL 16
-#define NV_MAX 4
-#elif defined(__AVX2__)
-#define VL 8
-#define NV_MAX 2
-#else
-#define VL 4
-#define NV_MAX 2
-#endif
 #include "gpu/host/kernels/kern.h"
 #include "gpu/host/kernels/vec.h"
 
 #include <float.h>
 #include <math.h>
 #include <omp.h>
+
+/* Vectors of a register tile: 6 x 4 of 32 registers with AVX-512, 6 x 2 of 16 else. */
+#if defined(__AVX512F__)
+#define NV_MAX 4
+#else
+#define NV_MAX 2
+#endif
 
 enum { BQ = KERN_ATT_BQ, BK = KERN_ATT_BK, MR_MAX = 6 };
 

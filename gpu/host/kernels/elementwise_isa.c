@@ -4,7 +4,6 @@
  * Must not know: streams, other operations. Runs on a stream's lane with a team of c->threads (one
  * thread for small work). Each output element is written by one thread from inputs in one order, so
  * results do not depend on the threads. */
-#define VL 16
 #include "gpu/host/kernels/kern.h"
 #include "gpu/host/kernels/vec.h"
 

@@ -9,17 +9,19 @@
  * With n = x * rstd:  y = round(n) * w;  dn = dy * w;  dx = rstd * (dn - n * mean(dn * n));  dw =
  * sum over rows of dy * round(n), where round() is the rounding to `at` that transformers'
  * LlamaRMSNorm does before it multiplies with the weight. */
-#define VL 16
 #include "gpu/host/kernels/kern.h"
 #include "gpu/host/kernels/vec.h"
 
 #include <math.h>
 
-static float lanes_sum(vec_f v)
+/* 16 lanes as vectors of this machine. */
+enum { LANES = 16, PARTS = LANES / VL };
+
+static float lanes_sum(const vec_f *v)
 {
-    float t[VL];
-    vec_store(t, v);
-    for (int half = 8; half > 0; half /= 2)
+    float t[LANES];
+    for (int u = 0; u < PARTS; u++) vec_store(t + u * VL, v[u]);
+    for (int half = LANES / 2; half > 0; half /= 2)
         for (int i = 0; i < half; i++) t[i] += t[i + half];
     return t[0];
 }
@@ -45,10 +47,10 @@ void KERN_NAME(kern_rmsnorm_forward)(const struct host_ctx *c, const struct ops_
 #pragma omp parallel for num_threads(kern_team(c, a->rows * a->cols)) schedule(static)
     for (uint64_t r = 0; r < a->rows; r++) {
         uint64_t x = row_at(a, r, a->x_stride), y = row_at(a, r, a->y_stride);
-        vec_f sum = { 0 };
-        for (uint64_t i = 0; i < cols; i += VL) {
+        vec_f sum[PARTS] = { 0 };
+        for (uint64_t i = 0, u = 0; i < cols; i += VL, u = (u + 1) % PARTS) {
             vec_f v = vec_get(at, a->x, x + i, cols - i);
-            sum = sum + v * v;
+            sum[u] = sum[u] + v * v;
         }
         float rstd = 1.0f / sqrtf(lanes_sum(sum) / (float)cols + eps);
         a->rstd[r] = rstd;
@@ -65,11 +67,11 @@ static void backward_row(const struct ops_rmsnorm *a, const float *w, uint64_t r
     const enum ops_dtype at = a->at;
     const uint64_t cols = a->cols, x = row_at(a, r, a->x_stride), y = row_at(a, r, a->y_stride);
     const float rstd = a->rstd[r];
-    vec_f sum = { 0 };
-    for (uint64_t i = 0; i < cols; i += VL) {
+    vec_f sum[PARTS] = { 0 };
+    for (uint64_t i = 0, u = 0; i < cols; i += VL, u = (u + 1) % PARTS) {
         vec_f n = vec_get(at, a->x, x + i, cols - i) * rstd,
               dy = vec_get(at, a->dy, y + i, cols - i);
-        sum = sum + dy * vec_load(w + i) * n;
+        sum[u] = sum[u] + dy * vec_load(w + i) * n;
         if (dw_part) vec_store(dw_part + i, vec_load(dw_part + i) + dy * vec_round(at, n));
     }
     const float mean = lanes_sum(sum) / (float)cols;

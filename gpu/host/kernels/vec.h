@@ -1,12 +1,11 @@
 /* gpu/host/kernels/vec.h - short vectors of fp32 for the kernels that are compiled once per
  * instruction set.
  *
- * The includer defines VL, the lanes of one vector, first: elementwise kernels and norms always
- * take 16 lanes (the compiler splits them on narrower machines), so their sums have one order and
- * their results one set of bits everywhere; attention takes the lanes of the machine. Only vec_fma
- * differs between instruction sets (one rounding or two), and only attention uses it. Loads and
- * stores need no alignment. GCC and clang vector extensions; no intrinsics but those for fma and
- * max. */
+ * VL is the lanes of one vector of this machine. Elementwise kernels compute each lane alone, and
+ * norms sum in 16 lanes whatever VL is, so their results have one set of bits everywhere. Only
+ * vec_fma differs between instruction sets (one rounding or two), and only attention uses it.
+ * Loads and stores need no alignment. GCC and clang vector extensions; no intrinsics but those for
+ * fma and max. */
 #ifndef GPU_HOST_KERNELS_VEC_H
 #define GPU_HOST_KERNELS_VEC_H
 
@@ -14,6 +13,14 @@
 #include "gpu/ops.h"
 #if defined(__AVX2__) || defined(__AVX512F__)
 #include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+#define VL 16
+#elif defined(__AVX2__)
+#define VL 8
+#else
+#define VL 4
 #endif
 
 #define VEC_INLINE static inline __attribute__((always_inline, unused))
