@@ -31,7 +31,8 @@ enum exec_kind { EXEC_THREADS, EXEC_SIM };
 /* Opens an execution world. Owned by the caller; exec_close frees it. Not thread safe against itself. */
 stk_status exec_open_threads(struct exec **out, struct stk_error *err);
 stk_status exec_open_sim(uint64_t seed, struct exec **out, struct stk_error *err);
-/* Drains and joins every lane, then frees. All sources must have been removed. NULL is allowed. */
+/* Drains and joins every lane, then frees: what may run runs, what waits for its time (exec_post_at) is dropped, here and in
+ * exec_lane_close. All sources and teams must have been removed. NULL is allowed. */
 void exec_close(struct exec *ex);
 enum exec_kind exec_kind_of(const struct exec *ex);
 
@@ -78,6 +79,9 @@ bool exec_on_lane(const struct exec_lane *lane);
 /* Simulation only (no effect with threads), inside a task of `lane`: this lane's next task does not begin before now +
  * busy_ns. Models the time of work done in this task; signal its completion from a following task of the same lane. */
 void exec_lane_busy(struct exec_lane *lane, uint64_t busy_ns);
+/* Simulation: the lane whose task runs, NULL outside of tasks (for exec_lane_busy inside a team's slice: `done` then follows
+ * when the slice's time is over). NULL with threads. */
+struct exec_lane *exec_lane_current(const struct exec *ex);
 
 /* --- events: how the application's thread waits -------------------------------------------------------------------- */
 
@@ -97,7 +101,8 @@ stk_status exec_event_wait(struct exec_event *ev, uint64_t deadline_ns, struct s
 /* --- teams --------------------------------------------------------------------------------------------------------- */
 
 /* A parallel-for: fn(arg, slice, n_slices) once for every slice in [0, n_slices), on any member, in any order; when all
- * have returned `done` is posted to `done_lane`. Caller-owned; may be reused after `done` began. Jobs run in the order given. */
+ * have returned `done` is posted to `done_lane`. Caller-owned; may be reused after `done` began. Jobs run in the order given
+ * and do not overlap: a job may read what the one before it wrote. */
 struct exec_team_job {
     void (*fn)(void *arg, uint32_t slice, uint32_t n_slices);
     void *arg;
@@ -117,7 +122,7 @@ void exec_team_run(struct exec_team *team, struct exec_team_job *job);
 
 /* poll(arg, block): takes what has arrived and posts tasks; returns how many things it took. With block = true it may wait
  * until something arrives or wake(arg) is called from another thread. idle(arg): true while nothing is outstanding (the
- * simulation does not block on an idle source). */
+ * simulation does not ask an idle source). All three are required. */
 struct exec_source {
     uint32_t (*poll)(void *arg, bool block);
     void (*wake)(void *arg);
