@@ -27,22 +27,27 @@ struct exec_team {
     struct member member[];
 };
 
-/* Takes finished jobs off the list. Jobs do not overlap: one may read what the one before wrote. */
+/* Wakes as many members as the first job has slices for. Under the mutex: a job may end, and the team be closed, before a
+ * caller has woken its last member; who closes takes the mutex first and so finds nobody on the way to a lane. */
+static void wake_members(struct exec_team *team)
+{
+    for (uint32_t i = 0; i < team->n_members && i < team->first->n_slices; i++)
+        exec_post(team->member[i].lane, &team->member[i].task);
+}
+
+/* Takes finished jobs off the list and starts the next. Jobs do not overlap: one may read what the one before wrote. Under
+ * the mutex. */
 static void finish_jobs(struct exec_team *team)
 {
-    uint32_t wake = 0;
-    pthread_mutex_lock(&team->mutex);
     while (team->first && team->first->left == 0) {
         struct exec_team_job *job = team->first;
         team->first = job->next;
-        if (!team->first) team->last = NULL;
-        else wake = team->first->n_slices;
         /* the job is its caller's again once `done` begins */
         if (job->done) exec_post(job->done_lane, job->done);
     }
+    if (team->first) wake_members(team);
+    else team->last = NULL;
     if (!team->first && team->idle) exec_event_set(team->idle);
-    pthread_mutex_unlock(&team->mutex);
-    for (uint32_t i = 0; i < team->n_members && i < wake; i++) exec_post(team->member[i].lane, &team->member[i].task);
 }
 
 static struct exec_team_job *take_slice(struct exec_team *team, uint32_t *slice)
@@ -60,10 +65,9 @@ static void run_member(void *arg)
     struct member *m = arg;
     if (m->ran) {
         pthread_mutex_lock(&m->team->mutex);
-        bool last = --m->ran->left == 0;
+        if (--m->ran->left == 0) finish_jobs(m->team);
         pthread_mutex_unlock(&m->team->mutex);
         m->ran = NULL;
-        if (last) finish_jobs(m->team);
     }
     uint32_t slice = 0;
     struct exec_team_job *job = take_slice(m->team, &slice);
@@ -79,16 +83,12 @@ void exec_team_run(struct exec_team *team, struct exec_team_job *job)
     job->next = NULL;
     job->next_slice = 0;
     job->left = job->n_slices;
-    uint32_t wake = job->n_slices;
     pthread_mutex_lock(&team->mutex);
-    bool head = !team->first;
     if (team->last) team->last->next = job;
     else team->first = job;
     team->last = job;
+    if (team->first == job) finish_jobs(team); /* else whoever finishes the job before starts this one */
     pthread_mutex_unlock(&team->mutex);
-    if (!head) return; /* whoever finishes the job before starts this one */
-    if (wake == 0) finish_jobs(team);
-    for (uint32_t i = 0; i < team->n_members && i < wake; i++) exec_post(team->member[i].lane, &team->member[i].task);
 }
 
 stk_status exec_team_open(struct exec *ex, const char *name, uint32_t members, struct exec_team **out, struct stk_error *err)

@@ -1,7 +1,8 @@
 /* base/exec_threads.c - execution by OS threads: a lane is a thread, time is CLOCK_MONOTONIC.
  *
  * Owns: the threads, each lane's mutex and the one mutex and condition of all events.
- * Must not know: what tasks do. A lane's queue is touched under its mutex only; no code here takes two mutexes.
+ * Must not know: what tasks do. A lane's queue is touched under its mutex only; no code here takes two mutexes, and none
+ * is called back under one (a team's mutex is taken before a lane's or the events', never after).
  * Thread: posts and event sets from any; lanes are opened and closed, sources added and removed by the application's. */
 #include "base/exec_priv.h"
 #include "base/sys.h"
