@@ -1,4 +1,5 @@
-/* tests/test.h - the small test runner: TAP on stdout, exit 0 all passed, 1 something failed, 77 all skipped.
+/* tests/test.h - the small test runner: TAP on stdout, exit 0 all passed or were skipped, 1 something failed
+ * (meson takes skipping from the TAP lines, and any other exit status as an error).
  *
  *     TEST(store_nvm_01_partial_block) { CHECK(x == 1); CHECK_OK(call(&err), &err); if (!have) SKIP("no io_uring"); }
  *     TEST_MAIN()
@@ -88,7 +89,7 @@ static inline int test_run_all(int argc, char **argv)
                test_skipped && !test_failures ? " # SKIP " : "", test_skipped && !test_failures ? test_skip_why : "");
         fflush(stdout);
     }
-    printf("1..%d\n", n);
+    printf("1..%d\n# %d failed, %d skipped\n", n, failed, skipped);
     return failed ? 1 : 0;
 }
 
