@@ -100,9 +100,14 @@ void cpu_ftz_leave(uint32_t saved) { (void)saved; }
 
 #endif
 
+/* Found once, before main: CPUID leaves a virtual machine (43 us for the question, measured), too much for each conversion
+ * of a chunk. Asked by another constructor before this one ran, the answer is CPU_SCALAR: slower, the same bits. */
+static enum cpu_isa isa_found = CPU_SCALAR;
+__attribute__((constructor)) static void find_isa(void) { isa_found = isa_of_processor(); }
+
 enum cpu_isa cpu_isa_best(void)
 {
-    enum cpu_isa best = isa_of_processor();
+    enum cpu_isa best = isa_found;
     const char *limit = getenv("STOKER_MAX_ISA");
     if (!limit) return best;
     for (int isa = CPU_SCALAR; isa < (int)best; isa++)
