@@ -1,0 +1,137 @@
+/* gpu/host/kernels/elementwise_isa.c - rotary, SwiGLU, embedding, additions; compiled once per instruction set (KERN_ISA), the same
+ * bits from each: no fma, fixed order, our own exp (vec.h).
+ *
+ * Must not know: streams, other operations. Runs on a stream's lane with a team of c->threads (one thread for small work). Each
+ * output element is written by one thread from inputs in one order, so results do not depend on the threads. */
+#define VL 16
+#include "gpu/host/kernels/kern.h"
+#include "gpu/host/kernels/vec.h"
+
+#include <math.h>
+
+enum { CHUNK = 4096, ROPE_PAIRS = 128 };
+
+/* --- rotary --------------------------------------------------------------------------------------------------------------------- */
+
+/* Pairs [i0, i0 + n) of one head of head_dim at element x. */
+static void rope_head(enum ops_dtype at, void *x, uint64_t first, uint64_t half, uint64_t n, const float *cs, const float *sn)
+{
+    for (uint64_t i = 0; i < n; i += VL) {
+        vec_f lo = vec_get(at, x, first + i, n - i), hi = vec_get(at, x, first + half + i, n - i);
+        vec_f cv = vec_load(cs + i), sv = vec_load(sn + i);
+        vec_put(at, x, first + i, n - i, lo * cv - hi * sv);
+        vec_put(at, x, first + half + i, n - i, hi * cv + lo * sv);
+    }
+}
+
+/* The angle is a product of two fp32, and cos and sin are fp32 functions of it, rounded to `at`: so does transformers, and its
+ * positions beyond 10^4 would not be met by a more exact angle. */
+void KERN_NAME(kern_rope)(const struct host_ctx *c, const struct ops_rope *a)
+{
+    const uint64_t half = a->head_dim / 2;
+    const enum ops_dtype at = a->at;
+#pragma omp parallel for num_threads(kern_team(c, a->tokens * (a->heads + a->kv_heads) * a->head_dim)) schedule(static)
+    for (uint64_t t = 0; t < a->tokens; t++)
+        for (uint64_t i0 = 0; i0 < half; i0 += ROPE_PAIRS) {
+            float cs[ROPE_PAIRS] = { 0 }, sn[ROPE_PAIRS] = { 0 };
+            uint64_t n = half - i0 < ROPE_PAIRS ? half - i0 : ROPE_PAIRS;
+            for (uint64_t i = 0; i < n; i++) {
+                float s, co;
+                sincosf((float)a->pos[t] * a->inv_freq[i0 + i], &s, &co);
+                cs[i] = co * a->attention_factor;
+                sn[i] = (a->inverse ? -s : s) * a->attention_factor;
+            }
+            for (uint64_t i = 0; i < n; i += VL) {
+                vec_store(cs + i, vec_round(at, vec_load(cs + i)));
+                vec_store(sn + i, vec_round(at, vec_load(sn + i)));
+            }
+            for (uint64_t h = 0; h < a->heads; h++)
+                rope_head(at, a->q, t * a->q_stride + h * a->head_dim + i0, half, n, cs, sn);
+            for (uint64_t h = 0; h < a->kv_heads; h++)
+                rope_head(at, a->k, t * a->k_stride + h * a->head_dim + i0, half, n, cs, sn);
+        }
+}
+
+/* --- SwiGLU --------------------------------------------------------------------------------------------------------------------- */
+
+void KERN_NAME(kern_swiglu_forward)(const struct host_ctx *c, const struct ops_swiglu *a)
+{
+    const enum ops_dtype at = a->at;
+#pragma omp parallel for num_threads(kern_team(c, a->rows * a->cols)) schedule(static)
+    for (uint64_t r = 0; r < a->rows; r++)
+        for (uint64_t i = 0; i < a->cols; i += VL) {
+            uint64_t n = a->cols - i;
+            vec_f g = vec_get(at, a->gate, r * a->g_stride + i, n), u = vec_get(at, a->up, r * a->u_stride + i, n);
+            vec_f act = vec_round(at, g / (vec_exp(-g) + 1.0f));
+            vec_put(at, a->y, r * a->y_stride + i, n, act * u);
+        }
+}
+
+/* s = sigmoid(g):  d_up = dy * round(g s);  d_gate = dy * up * s * (1 + g (1 - s)). Both are read before either is written. */
+void KERN_NAME(kern_swiglu_backward)(const struct host_ctx *c, const struct ops_swiglu *a)
+{
+    const enum ops_dtype at = a->at;
+#pragma omp parallel for num_threads(kern_team(c, a->rows * a->cols)) schedule(static)
+    for (uint64_t r = 0; r < a->rows; r++)
+        for (uint64_t i = 0; i < a->cols; i += VL) {
+            uint64_t n = a->cols - i, gi = r * a->g_stride + i, ui = r * a->u_stride + i;
+            vec_f g = vec_get(at, a->gate, gi, n), u = vec_get(at, a->up, ui, n);
+            vec_f dy = vec_get(at, a->dy, r * a->y_stride + i, n), e = vec_exp(-g);
+            vec_f s = 1.0f / (e + 1.0f), rest = 1.0f / (1.0f / e + 1.0f); /* 1 - s without cancellation */
+            vec_f act = vec_round(at, g / (e + 1.0f));
+            vec_put(at, a->dup, ui, n, dy * act);
+            vec_put(at, a->dgate, gi, n, dy * u * (s * (g * rest + 1.0f)));
+        }
+}
+
+/* --- embedding ------------------------------------------------------------------------------------------------------------------ */
+
+void KERN_NAME(kern_embed_forward)(const struct host_ctx *c, const struct ops_embed *a)
+{
+#pragma omp parallel for num_threads(kern_team(c, a->tokens * a->hidden)) schedule(static)
+    for (uint64_t t = 0; t < a->tokens; t++) {
+        uint64_t row = (uint64_t)a->ids[t] * a->hidden;
+        for (uint64_t i = 0; i < a->hidden; i += VL)
+            vec_put(a->at, a->y, t * a->hidden + i, a->hidden - i, vec_get(a->pt, a->table, row + i, a->hidden - i));
+    }
+}
+
+/* A thread owns columns and takes all tokens in order: equal ids add up in token order. */
+void KERN_NAME(kern_embed_backward)(const struct host_ctx *c, const struct ops_embed *a)
+{
+    const int team = kern_team(c, a->tokens * a->hidden);
+    const uint64_t width = kern_round16((a->hidden + (uint64_t)team - 1) / (uint64_t)team);
+#pragma omp parallel for num_threads(team) schedule(static)
+    for (int part = 0; part < team; part++) {
+        uint64_t begin = width * (uint64_t)part, end = begin + width < a->hidden ? begin + width : a->hidden;
+        for (uint64_t t = 0; t < a->tokens && begin < end; t++) {
+            float *row = a->dtable + (uint64_t)a->ids[t] * a->hidden;
+            for (uint64_t i = begin; i < end; i += VL) {
+                vec_f dy = vec_get(a->at, a->dy, t * a->hidden + i, end - i);
+                vec_put(OPS_F32, row, i, end - i, vec_get(OPS_F32, row, i, end - i) + dy);
+            }
+        }
+    }
+}
+
+/* --- additions ------------------------------------------------------------------------------------------------------------------ */
+
+void KERN_NAME(kern_add)(const struct host_ctx *c, enum ops_dtype at, uint64_t n, const void *x, const void *y, void *out)
+{
+#pragma omp parallel for num_threads(kern_team(c, n)) schedule(static)
+    for (uint64_t begin = 0; begin < n; begin += CHUNK) {
+        uint64_t end = n - begin < CHUNK ? n : begin + CHUNK;
+        for (uint64_t i = begin; i < end; i += VL)
+            vec_put(at, out, i, end - i, vec_get(at, x, i, end - i) + vec_get(at, y, i, end - i));
+    }
+}
+
+void KERN_NAME(kern_acc_add)(const struct host_ctx *c, uint64_t n, float *acc, const void *src, enum ops_dtype st)
+{
+#pragma omp parallel for num_threads(kern_team(c, n)) schedule(static)
+    for (uint64_t begin = 0; begin < n; begin += CHUNK) {
+        uint64_t end = n - begin < CHUNK ? n : begin + CHUNK;
+        for (uint64_t i = begin; i < end; i += VL)
+            vec_put(OPS_F32, acc, i, end - i, vec_get(OPS_F32, acc, i, end - i) + vec_get(st, src, i, end - i));
+    }
+}
