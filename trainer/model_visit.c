@@ -106,7 +106,7 @@ enum measured { MEASURE_EMBED, MEASURE_LAYER, MEASURE_HEAD, MEASURE_N };
 
 static const struct measure_row {
     enum measured what;
-    enum stk_dir dir;
+    stk_dir dir;
     bool eval, recompute;
 } measure_rows[] = {
     { MEASURE_EMBED, STK_FORWARD, true, false },   { MEASURE_EMBED, STK_BACKWARD, false, false },
