@@ -215,9 +215,16 @@ static stk_status swiglu(const struct layer_run *r)
     return ops_swiglu_forward(r->v->stream, &a, r->err);
 }
 
-static stk_status residual(const struct layer_run *r, const void *x, void *y)
+static stk_status residual_linear(const struct layer_run *r, enum model_role weight, enum model_role bias, const void *residual,
+                                  const void *x, void *y)
 {
-    return ops_add(r->v->stream, r->m->opts.act, r->m->tokens * r->m->cfg.hidden, x, y, y, r->err);
+    struct ops_linear a = linear_of(r, weight, bias);
+    a.x = x;
+    a.y = y;
+    a.add = true;
+    if (!dev_preparing(dev_of(r->v->stream)))
+        STK_TRY(dev_copy(r->v->stream, y, residual, r->m->boundary_bytes, DEV_ON_DEVICE, r->err));
+    return ops_linear_forward(r->v->stream, &a, r->err);
 }
 
 /* --- forward ------------------------------------------------------------------------------------------------------------------ */
@@ -241,8 +248,7 @@ static stk_status attention_forward(const struct layer_run *r)
     STK_TRY(r->m->cfg.qk_norm ? norm_and_rotate(r) : rotate(r, b->q, b->k, false));
     struct ops_attention a = attention_of(r);
     STK_TRY(ops_attention_forward(r->v->stream, &a, r->err));
-    STK_TRY(linear(r, ROLE_O, ROLE_O_BIAS, b->attn, b->h));
-    return residual(r, r->v->in, b->h);
+    return residual_linear(r, ROLE_O, ROLE_O_BIAS, r->v->in, b->attn, b->h);
 }
 
 /* Writes the full set and the remade set. */
@@ -259,8 +265,7 @@ static stk_status fill_sets(const struct layer_run *r)
 static stk_status layer_forward(const struct layer_run *r)
 {
     STK_TRY(fill_sets(r));
-    STK_TRY(linear(r, ROLE_DOWN, ROLE_DOWN_BIAS, r->b.s, r->v->out));
-    return residual(r, r->b.h, r->v->out);
+    return residual_linear(r, ROLE_DOWN, ROLE_DOWN_BIAS, r->b.h, r->b.s, r->v->out);
 }
 
 /* --- backward ----------------------------------------------------------------------------------------------------------------- */

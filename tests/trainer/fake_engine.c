@@ -234,10 +234,18 @@ static void fake_add(stk_engine *e, uint32_t place, uint32_t micro, stk_dir dir)
     if (dir == STK_BACKWARD) e->blocks[e->places[place].block].visits_left++;
 }
 
+/* The first position of a block that stands at two. Its backward visits come after all others of the step, so that both orders add
+ * to its gradient in the same sequence. */
+static bool fake_is_last(const stk_engine *e, uint32_t place)
+{
+    return place == 0 && e->places[0].block == e->places[e->n_places - 1].block;
+}
+
 static void fake_pass(stk_engine *e, stk_dir dir, uint32_t first_micro, uint32_t n_micro)
 {
     for (uint32_t i = 0; i < e->n_places; i++) {
         uint32_t place = dir == STK_FORWARD ? i : e->n_places - 1 - i;
+        if (dir == STK_BACKWARD && fake_is_last(e, place)) continue;
         for (uint32_t k = 0; k < n_micro; k++) fake_add(e, place, first_micro + k, dir);
     }
 }
@@ -256,6 +264,7 @@ static stk_status fake_begin(stk_engine *e, bool eval)
         fake_pass(e, STK_FORWARD, k, group);
         if (!eval) fake_pass(e, STK_BACKWARD, k, group);
     }
+    for (uint32_t k = 0; k < n && !eval && fake_is_last(e, 0); k++) fake_add(e, 0, k, STK_BACKWARD);
     return STK_OK;
 }
 

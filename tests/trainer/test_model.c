@@ -96,7 +96,7 @@ static void compare_bf16(const char *name, stk_matmul matmul)
     printf("# %s: logits %.2f of torch's bf16 error, gradients at most %.2f (%s), loss off by %.1e\n", name,
            logits / g.bf16_logits_err, worst, where, r.loss - g.loss);
     CHECK(logits <= 1.25 * g.bf16_logits_err);
-    CHECK(worst <= 2.5);
+    CHECK(worst <= 3); /* measured 0.95 to 2.3; single elements, so only a guard against blunders */
     golden_run_close(&r);
     golden_close(&g);
 }
@@ -168,14 +168,14 @@ TEST(model_discrete_and_accumulation_orders_give_the_same_bits)
     other.device = STK_DEVICE_HOST_DISCRETE;
     other.accumulate = STK_ACCUMULATE_MICRO;
     check_same_bits("llama_gqa_old", opts_f32, keep, other, 2);
-    check_same_bits("qwen3_tied_old", opts_bf16, keep, other, 2);
+    check_same_bits("qwen3_tied_old", opts_bf16, keep, other, 3);
 }
 
 TEST(model_micro_batches_add_up)
 {
     compare_f32("llama_gqa_old", config_of(STK_ACT_KEEP), opts_f32, 2);
     compare_f32("llama_gqa_old", config_of(STK_ACT_RECOMPUTE), opts_f32, 4);
-    compare_f32("qwen3_tied_old", config_of(STK_ACT_KEEP), opts_f32, 2);
+    compare_f32("qwen3_tied_old", config_of(STK_ACT_KEEP), opts_f32, 3);
 }
 
 /* What is not frozen has the gradient it has without freezing, to the bit; what is frozen has none. */
@@ -275,7 +275,7 @@ TEST(model_evaluation_only)
     struct model_opts o = opts_f32;
     o.eval_only = true;
     CHECK_OK(golden_open("qwen3_tied_old", &g, &err), &err);
-    CHECK_OK(golden_run_open(&g, o, config_of(STK_ACT_KEEP), 2, &r, &err), &err);
+    CHECK_OK(golden_run_open(&g, o, config_of(STK_ACT_KEEP), 3, &r, &err), &err);
     for (uint32_t t = 0; t < model_tensor_count(r.m); t++) CHECK(model_tensor(r.m, t)->frozen);
     CHECK_OK(golden_eval(&r, &err), &err);
     CHECK(golden_logits_error(&r) <= 1e-3);
