@@ -190,7 +190,7 @@ TEST(layout_check_finds_faults)
         switch (fault) {
         case 0: l->chunks[1].first_elem += 64; break;
         case 1: l->chunks[1].n_elems -= 64; break;
-        case 2: l->chunks[8].frozen = false; break;
+        case 2: l->chunks[16].frozen = false; break;
         case 3: l->tensors[1].first_elem += 64; break;
         case 4: l->blocks[0].elems_trainable += 64; break;
         case 5: l->params++; break;
