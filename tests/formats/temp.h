@@ -1,4 +1,5 @@
-/* tests/formats/temp.h - a folder of its own for each test program, and whole files in it. Removed at exit. */
+/* tests/formats/temp.h - a folder of its own for each test program, and whole files in it.
+ * Removed at exit. */
 #ifndef TESTS_FORMATS_TEMP_H
 #define TESTS_FORMATS_TEMP_H
 
@@ -47,7 +48,10 @@ static inline const char *temp_write(const char *path, const void *bytes, size_t
     return path;
 }
 
-static inline const char *temp_text(const char *path, const char *text) { return temp_write(path, text, strlen(text)); }
+static inline const char *temp_text(const char *path, const char *text)
+{
+    return temp_write(path, text, strlen(text));
+}
 
 /* malloc'd; the caller frees. */
 static inline char *temp_read(const char *path, size_t *size)

@@ -1,5 +1,7 @@
-/* tests/formats/test_fuzz.c - seeded mutations of headers, configurations, indices, manifests and token files. Whatever the bytes, a reader answers with a
- * status, leaks nothing, and what it accepts can be read to the last byte (CKP-23). Meant to run under the address and undefined-behaviour sanitizers. */
+/* tests/formats/test_fuzz.c - seeded mutations of headers, configurations, indices, manifests and
+ * token files. Whatever the bytes, a reader answers with a status, leaks nothing, and what it
+ * accepts can be read to the last byte (CKP-23). Meant to run under the address and
+ * undefined-behaviour sanitizers. */
 #include "tests/test.h"
 
 #include "base/rng.h"
@@ -13,9 +15,45 @@ enum { ROUNDS = 2000, ROOM = 4096 };
 
 /* Pieces that parsers stumble over. */
 static const char *const pieces[] = {
-    "-1", "0", "9223372036854775807", "9223372036854775808", "18446744073709551615", "1e308", "-0.0", "4294967296", "null", "true", "[]", "{}", "\"\"", ",", ":",
-    "{", "}", "[", "]", "\"", "\\u0000", "\\ud800", "\xff\xfe", "[0,0]", "\"F99\"", "\"BF16\"", "data_offsets", "shape", "[[[[[[[[[[", "NaN", "Infinity", "1", "8", "..",
-    "\"__metadata__\":{}", "\"rope_scaling\":{\"type\":\"llama3\"}", "\"layer_types\":[1]", "\"head_dim\":2", "  ",
+    "-1",
+    "0",
+    "9223372036854775807",
+    "9223372036854775808",
+    "18446744073709551615",
+    "1e308",
+    "-0.0",
+    "4294967296",
+    "null",
+    "true",
+    "[]",
+    "{}",
+    "\"\"",
+    ",",
+    ":",
+    "{",
+    "}",
+    "[",
+    "]",
+    "\"",
+    "\\u0000",
+    "\\ud800",
+    "\xff\xfe",
+    "[0,0]",
+    "\"F99\"",
+    "\"BF16\"",
+    "data_offsets",
+    "shape",
+    "[[[[[[[[[[",
+    "NaN",
+    "Infinity",
+    "1",
+    "8",
+    "..",
+    "\"__metadata__\":{}",
+    "\"rope_scaling\":{\"type\":\"llama3\"}",
+    "\"layer_types\":[1]",
+    "\"head_dim\":2",
+    "  ",
 };
 
 /* One to four changes of a text of *n bytes in a buffer of ROOM. */
@@ -72,8 +110,10 @@ static void mutate(struct rng *r, char *text, size_t *n)
 }
 
 static const char safetensors_text[] =
-    "{\"__metadata__\":{\"format\":\"pt\"},\"model.a\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[0,24]},"
-    "\"b\":{\"dtype\":\"BF16\",\"shape\":[5],\"data_offsets\":[24,34]},\"c\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[34,35]},"
+    "{\"__metadata__\":{\"format\":\"pt\"},\"model.a\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_"
+    "offsets\":[0,24]},"
+    "\"b\":{\"dtype\":\"BF16\",\"shape\":[5],\"data_offsets\":[24,34]},\"c\":{\"dtype\":\"U8\","
+    "\"shape\":[],\"data_offsets\":[34,35]},"
     "\"d\":{\"dtype\":\"I64\",\"shape\":[0,7],\"data_offsets\":[35,35]}}";
 
 /* Every byte of every tensor, and one more. */
@@ -120,11 +160,16 @@ TEST(fuzz_safetensors_ckp_23_header)
 }
 
 static const char config_text[] =
-    "{\"architectures\":[\"Qwen3ForCausalLM\"],\"model_type\":\"qwen3\",\"vocab_size\":64,\"hidden_size\":32,\"intermediate_size\":48,\"num_hidden_layers\":3,"
-    "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_dim\":16,\"rms_norm_eps\":1e-06,\"attention_dropout\":0.0,\"dtype\":\"bfloat16\","
-    "\"use_sliding_window\":true,\"sliding_window\":8,\"max_window_layers\":1,\"layer_types\":[\"full_attention\",\"sliding_attention\",\"sliding_attention\"],"
-    "\"rope_parameters\":{\"rope_type\":\"llama3\",\"rope_theta\":1000000.0,\"factor\":8.0,\"low_freq_factor\":1.0,\"high_freq_factor\":4.0,"
-    "\"original_max_position_embeddings\":512},\"rope_scaling\":{\"type\":\"llama3\"},\"tie_word_embeddings\":true}";
+    "{\"architectures\":[\"Qwen3ForCausalLM\"],\"model_type\":\"qwen3\",\"vocab_size\":64,\"hidden_"
+    "size\":32,\"intermediate_size\":48,\"num_hidden_layers\":3,"
+    "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_dim\":16,\"rms_norm_eps\":1e-06,"
+    "\"attention_dropout\":0.0,\"dtype\":\"bfloat16\","
+    "\"use_sliding_window\":true,\"sliding_window\":8,\"max_window_layers\":1,\"layer_types\":["
+    "\"full_attention\",\"sliding_attention\",\"sliding_attention\"],"
+    "\"rope_parameters\":{\"rope_type\":\"llama3\",\"rope_theta\":1000000.0,\"factor\":8.0,\"low_"
+    "freq_factor\":1.0,\"high_freq_factor\":4.0,"
+    "\"original_max_position_embeddings\":512},\"rope_scaling\":{\"type\":\"llama3\"},\"tie_word_"
+    "embeddings\":true}";
 
 TEST(fuzz_model_config)
 {
@@ -149,7 +194,8 @@ TEST(fuzz_model_config)
         float *freq = malloc(c.head_dim / 2 * sizeof *freq);
         model_inv_freq(&c, freq);
         free(freq);
-        CHECK(model_config_write(&c, temp_path("fuzz.out.json"), rng_below(&r, 2) ? "float16" : NULL, NULL) == STK_OK);
+        CHECK(model_config_write(&c, temp_path("fuzz.out.json"),
+                                 rng_below(&r, 2) ? "float16" : NULL, NULL) == STK_OK);
         model_config_free(&c);
     }
     CHECK(accepted > 0 && accepted < ROUNDS && sys_alloc_bytes() == alive);
@@ -187,8 +233,11 @@ TEST(fuzz_manifest)
         stk_status status = manifest_read(folder, true, &doc, &err);
         CHECK(status == STK_OK || (err.code == status && strlen(err.text) > 20));
         CHECK(i > 0 || status == STK_OK);
-        /* What is accepted says what was saved: only white space, or the spelling of a number, changed. */
-        if (status == STK_OK) CHECK(json_integer_value(json_object_get(doc, "step")) == 3 && json_object_size(json_object_get(doc, "files")) == 1);
+        /* What is accepted says what was saved: only white space, or the spelling of a number,
+         * changed. */
+        if (status == STK_OK)
+            CHECK(json_integer_value(json_object_get(doc, "step")) == 3 &&
+                  json_object_size(json_object_get(doc, "files")) == 1);
         accepted += status == STK_OK;
         json_decref(doc);
     }
@@ -206,11 +255,13 @@ TEST(fuzz_index)
     STK_ASSERT(sys_mkdirs(folder) == 0);
     for (int i = 1; i <= 2; i++) {
         char header[200];
-        snprintf(header, sizeof header, "{\"t%d\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", i);
+        snprintf(header, sizeof header,
+                 "{\"t%d\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", i);
         snprintf(path, sizeof path, "%s/model-%d.safetensors", folder, i);
         temp_safetensors(path, header, 4);
     }
-    static const char index[] = "{\"metadata\":{\"total_size\":8},\"weight_map\":{\"t1\":\"model-1.safetensors\",\"t2\":\"model-2.safetensors\"}}";
+    static const char index[] = "{\"metadata\":{\"total_size\":8},\"weight_map\":{\"t1\":\"model-1."
+                                "safetensors\",\"t2\":\"model-2.safetensors\"}}";
     snprintf(path, sizeof path, "%s/model.safetensors.index.json", folder);
     uint64_t alive = sys_alloc_bytes(), accepted = 0;
     for (int i = 0; i < ROUNDS; i++) {
@@ -230,8 +281,11 @@ TEST(fuzz_index)
     CHECK(accepted > 0 && accepted < ROUNDS && sys_alloc_bytes() == alive);
 }
 
-static const char tokens_text[] = "{\"input_ids\":{\"dtype\":\"U16\",\"shape\":[40],\"data_offsets\":[0,80]},\"loss_mask\":{\"dtype\":\"U8\",\"shape\":[40],"
-                                  "\"data_offsets\":[80,120]},\"document_offsets\":{\"dtype\":\"I64\",\"shape\":[3],\"data_offsets\":[120,144]}}";
+static const char tokens_text[] =
+    "{\"input_ids\":{\"dtype\":\"U16\",\"shape\":[40],\"data_offsets\":[0,80]},\"loss_mask\":{"
+    "\"dtype\":\"U8\",\"shape\":[40],"
+    "\"data_offsets\":[80,120]},\"document_offsets\":{\"dtype\":\"I64\",\"shape\":[3],\"data_"
+    "offsets\":[120,144]}}";
 
 TEST(fuzz_tokens)
 {
@@ -260,7 +314,8 @@ TEST(fuzz_tokens)
         int32_t v[4][8];
         for (uint64_t w = 0; w < tokens_windows(t, 8); w++) {
             CHECK_OK(tokens_window(t, 8, w, v[0], v[1], v[2], v[3], NULL, &err), &err);
-            for (int k = 0; k < 8; k++) CHECK(v[0][k] >= 0 && v[0][k] < 300 && v[3][k] >= 0 && v[3][k] <= k);
+            for (int k = 0; k < 8; k++)
+                CHECK(v[0][k] >= 0 && v[0][k] < 300 && v[3][k] >= 0 && v[3][k] <= k);
         }
         tokens_close(t);
     }

@@ -1,4 +1,5 @@
-/* tests/formats/test_manifest.c - checkpoint folders: commit, search, damage, faults at every call (CKP-07, 16, 17, 37). */
+/* tests/formats/test_manifest.c - checkpoint folders: commit, search, damage, faults at every
+ * call (CKP-07, 16, 17, 37). */
 #include "tests/test.h"
 
 #include "base/rng.h"
@@ -32,7 +33,9 @@ static stk_status save(const char *dir, uint64_t step, float value, struct stk_e
         uint32_t at;
         float data[64];
         for (int k = 0; k < 64; k++) data[k] = value + (float)(k * i);
-        status = st_writer_new(in(partial, i == 1 ? "state-00001.safetensors" : "state-00002.safetensors"), NULL, &w, err);
+        status = st_writer_new(
+            in(partial, i == 1 ? "state-00001.safetensors" : "state-00002.safetensors"), NULL, &w,
+            err);
         if (status != STK_OK) break;
         status = st_writer_declare(w, i == 1 ? "a" : "b", ST_F32, 1, (uint64_t[]){ 64 }, &at, err);
         if (status == STK_OK) status = st_writer_begin(w, err);
@@ -48,7 +51,8 @@ static stk_status save(const char *dir, uint64_t step, float value, struct stk_e
     return status;
 }
 
-/* Step and contents of the newest complete checkpoint; false: there is none, or it does not load. */
+/* Step and contents of the newest complete checkpoint; false: there is none, or it does not load.
+ * */
 static bool newest(const char *dir, uint64_t *step, float *value)
 {
     char *path, *note;
@@ -57,7 +61,9 @@ static bool newest(const char *dir, uint64_t *step, float *value)
     stk_status status = manifest_newest(dir, &path, step, &note, &err);
     if (status == STK_OK) status = st_open(in(path, "state-00002.safetensors"), &f, &err);
     if (status == STK_OK) status = st_read(f, st_at(f, 0), 0, 4, value, &err);
-    if (status != STK_OK) printf("# newest: %s %s, note: %s\n", stk_status_name(status), err.text, note ? note : "none");
+    if (status != STK_OK)
+        printf("# newest: %s %s, note: %s\n", stk_status_name(status), err.text,
+               note ? note : "none");
     st_close(f);
     sys_free(path);
     sys_free(note);
@@ -88,7 +94,8 @@ TEST(crc32_known_values)
     unsigned char bytes[1000];
     for (int i = 0; i < 1000; i++) bytes[i] = (unsigned char)(i * 7);
     uint32_t whole = crc32_extend(t, 0, bytes, 1000);
-    for (size_t cut = 0; cut <= 1000; cut += 13) CHECK(crc32_extend(t, crc32_extend(t, 0, bytes, cut), bytes + cut, 1000 - cut) == whole);
+    for (size_t cut = 0; cut <= 1000; cut += 13)
+        CHECK(crc32_extend(t, crc32_extend(t, 0, bytes, cut), bytes + cut, 1000 - cut) == whole);
     free(t);
 }
 
@@ -98,14 +105,17 @@ TEST(manifest_round_trip)
     const char *dir = fresh("round");
     char *path, *note;
     uint64_t step;
-    CHECK(manifest_newest(dir, &path, &step, &note, &err) == STK_END && path == NULL && note == NULL); /* no folder at all */
+    /* no folder at all */
+    CHECK(manifest_newest(dir, &path, &step, &note, &err) == STK_END && path == NULL &&
+          note == NULL);
     CHECK_OK(save(dir, 100, 1, &err), &err);
     CHECK_OK(save(dir, 99, 2, &err), &err);
     CHECK(newest_is(dir, 100, 1));
     CHECK_OK(manifest_newest(dir, &path, &step, NULL, &err), &err);
     json_t *doc;
     CHECK_OK(manifest_read(path, true, &doc, &err), &err);
-    CHECK(json_integer_value(json_object_get(doc, "step")) == 100 && json_integer_value(json_object_get(doc, "version")) == MANIFEST_VERSION);
+    CHECK(json_integer_value(json_object_get(doc, "step")) == 100 &&
+          json_integer_value(json_object_get(doc, "version")) == MANIFEST_VERSION);
     CHECK(json_real_value(json_object_get(doc, "loss_scale")) == 0.5);
     CHECK(json_integer_value(json_object_get(json_object_get(doc, "client"), "epoch")) == 3);
     CHECK(json_object_size(json_object_get(doc, "files")) == 2);
@@ -123,7 +133,8 @@ TEST(manifest_same_step_is_replaced)
     CHECK_OK(save(dir, 5, 1, &err), &err);
     CHECK_OK(save(dir, 5, 2, &err), &err);
     CHECK(newest_is(dir, 5, 2));
-    CHECK(!temp_exists(in(dir, ".old-step-00000005")) && !temp_exists(in(dir, ".partial-step-00000005")));
+    CHECK(!temp_exists(in(dir, ".old-step-00000005")) &&
+          !temp_exists(in(dir, ".partial-step-00000005")));
 }
 
 TEST(manifest_ckp_17_leftovers_of_killed_runs)
@@ -152,11 +163,13 @@ TEST(manifest_ckp_17_leftovers_of_killed_runs)
     manifest_abandon(NULL);
     CHECK(newest_is(dir, 6, 2));
     /* Names that only look alike. */
-    CHECK(sys_mkdirs(in(dir, "step-9")) == 0 && sys_mkdirs(in(dir, "step-0000000x")) == 0 && sys_mkdirs(in(dir, "step-000000099")) == 0);
+    CHECK(sys_mkdirs(in(dir, "step-9")) == 0 && sys_mkdirs(in(dir, "step-0000000x")) == 0 &&
+          sys_mkdirs(in(dir, "step-000000099")) == 0);
     CHECK(newest_is(dir, 6, 2));
 }
 
-/* Every file of the newest cut at every 1/20 of its length: refused with a sentence, and the one before is found. */
+/* Every file of the newest cut at every 1/20 of its length: refused with a sentence, and the one
+ * before is found. */
 TEST(manifest_ckp_07_cut_at_every_twentieth)
 {
     struct stk_error err = { 0 };
@@ -165,7 +178,8 @@ TEST(manifest_ckp_07_cut_at_every_twentieth)
     CHECK_OK(save(dir, 2, 20, &err), &err);
     char folder[600];
     snprintf(folder, sizeof folder, "%s", in(dir, "step-00000002"));
-    static const char *const names[] = { "manifest.json", "state-00001.safetensors", "state-00002.safetensors" };
+    static const char *const names[] = { "manifest.json", "state-00001.safetensors",
+                                         "state-00002.safetensors" };
     for (int i = 0; i < 3; i++) {
         size_t size;
         char *bytes = temp_read(in(folder, names[i]), &size);
@@ -173,7 +187,8 @@ TEST(manifest_ckp_07_cut_at_every_twentieth)
             temp_write(in(folder, names[i]), bytes, size * k / 20);
             json_t *doc;
             stk_error_clear(&err);
-            CHECK(manifest_read(folder, false, &doc, &err) != STK_OK && doc == NULL && strstr(err.text, names[i]));
+            CHECK(manifest_read(folder, false, &doc, &err) != STK_OK && doc == NULL &&
+                  strstr(err.text, names[i]));
             CHECK(newest_is(dir, 1, 10));
         }
         CHECK(unlink(in(folder, names[i])) == 0);
@@ -198,7 +213,8 @@ TEST(manifest_one_changed_bit_is_found)
         char *bytes = temp_read(in(folder, names[i]), &size);
         for (size_t k = 0; k < size; k++) {
             char before = bytes[k];
-            if (before == ' ' || before == '\n') continue; /* white space between JSON tokens is not summed */
+            /* white space between JSON tokens is not summed */
+            if (before == ' ' || before == '\n') continue;
             bytes[k] = (char)(before ^ 1);
             temp_write(in(folder, names[i]), bytes, size);
             json_t *doc;
@@ -220,17 +236,20 @@ TEST(manifest_refuses_other_documents)
     char folder[600];
     snprintf(folder, sizeof folder, "%s", in(dir, "step-00000001"));
     temp_text(in(folder, "manifest.json"), "{\"format\":\"something\"}");
-    CHECK(manifest_read(folder, true, &doc, &err) == STK_ERR_FORMAT && strstr(err.text, "not that of a checkpoint"));
+    CHECK(manifest_read(folder, true, &doc, &err) == STK_ERR_FORMAT &&
+          strstr(err.text, "not that of a checkpoint"));
     stk_error_clear(&err);
     temp_text(in(folder, "manifest.json"), "{\"format\":\"stoker-checkpoint\",\"version\":99}");
-    CHECK(manifest_read(folder, true, &doc, &err) == STK_ERR_FORMAT && strstr(err.text, "version 99, this program reads version 1"));
+    CHECK(manifest_read(folder, true, &doc, &err) == STK_ERR_FORMAT &&
+          strstr(err.text, "version 99, this program reads version 1"));
     CHECK(manifest_read(temp_path("absent"), true, &doc, NULL) == STK_ERR_IO);
     /* A copy under another step's name is not that step. */
     CHECK_OK(save(dir, 1, 10, &(struct stk_error){ 0 }), &err);
     CHECK(rename(folder, in(dir, "step-00000009")) == 0);
     char *path, *note;
     uint64_t step;
-    CHECK(manifest_newest(dir, &path, &step, &note, &err) == STK_END && strstr(note, "of another step"));
+    CHECK(manifest_newest(dir, &path, &step, &note, &err) == STK_END &&
+          strstr(note, "of another step"));
     sys_free(note);
 }
 
@@ -246,18 +265,24 @@ TEST(manifest_prune_keeps_the_newest_complete)
     CHECK_OK(manifest_prune(dir, 0, &err), &err);
     CHECK(!temp_exists(in(dir, ".partial-step-00000007")) && temp_exists(in(dir, "step-00000001")));
     CHECK_OK(manifest_prune(dir, 2, &err), &err);
-    CHECK(temp_exists(in(dir, "step-00000005")) && temp_exists(in(dir, "step-00000004"))); /* the damaged 6 does not count */
+    /* the damaged 6 does not count */
+    CHECK(temp_exists(in(dir, "step-00000005")) && temp_exists(in(dir, "step-00000004")));
     CHECK(!temp_exists(in(dir, "step-00000003")) && !temp_exists(in(dir, "step-00000001")));
     CHECK(newest_is(dir, 5, 5));
     CHECK_OK(manifest_prune(fresh("nothing"), 2, &err), &err);
 }
 
-/* The n-th write, flush, rename, open ... fails, once or for ever, during a new step and during a replacement: the save says so, nothing half-made
- * loads, and what was complete before still does. */
+/* The n-th write, flush, rename, open ... fails, once or for ever, during a new step and during a
+ * replacement: the save says so, nothing half-made loads, and what was complete before still does.
+ * */
 static void fail_everywhere(uint64_t step, uint64_t times)
 {
-    static const struct { enum sys_call kind; int os_errno; } kinds[] = {
-        { SYS_WRITE, ENOSPC }, { SYS_FSYNC, EIO }, { SYS_RENAME, EIO }, { SYS_ALLOCATE, ENOSPC }, { SYS_OPEN, EMFILE }, { SYS_READ, EIO }, { SYS_ALLOC, ENOMEM },
+    static const struct {
+        enum sys_call kind;
+        int os_errno;
+    } kinds[] = {
+        { SYS_WRITE, ENOSPC }, { SYS_FSYNC, EIO }, { SYS_RENAME, EIO },   { SYS_ALLOCATE, ENOSPC },
+        { SYS_OPEN, EMFILE },  { SYS_READ, EIO },  { SYS_ALLOC, ENOMEM },
     };
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         bool done = false;
@@ -277,7 +302,8 @@ static void fail_everywhere(uint64_t step, uint64_t times)
             float value = 0;
             CHECK(newest(dir, &found, &value)); /* always one, and always whole */
             bool is_new = found == step && value == 20, is_before = found == 1 && value == 10;
-            /* If the flush of the folder after the rename fails (which also opens it), the new one is in place. */
+            /* If the flush of the folder after the rename fails (which also opens it), the new
+             * one is in place. */
             bool late = kinds[i].kind == SYS_FSYNC || kinds[i].kind == SYS_OPEN;
             CHECK(status == STK_OK ? is_new : is_before || (late && is_new));
             stk_error_clear(&err);
@@ -293,8 +319,9 @@ TEST(manifest_ckp_16_every_failing_call_of_a_replacement) { fail_everywhere(1, 1
 TEST(manifest_ckp_37_disk_stays_full) { fail_everywhere(2, UINT64_MAX); }
 TEST(manifest_ckp_37_disk_stays_full_at_a_replacement) { fail_everywhere(1, UINT64_MAX); }
 
-/* A child saves step after step and is killed at some instant, 100 times: whatever the instant, the newest checkpoint is whole and not older
- * than the one that was there when the child began. */
+/* A child saves step after step and is killed at some instant, 100 times: whatever the instant,
+ * the newest checkpoint is whole and not older than the one that was there when the child began.
+ * */
 TEST(manifest_ckp_16_killed_while_saving)
 {
     struct stk_error err = { 0 };
@@ -307,7 +334,9 @@ TEST(manifest_ckp_16_killed_while_saving)
         pid_t child = fork();
         REQUIRE(child >= 0);
         if (child == 0) {
-            for (uint64_t step = last; step < last + 1000; step++) (void)save(dir, step, (float)step, NULL); /* the first replaces */
+            /* the first replaces */
+            for (uint64_t step = last; step < last + 1000; step++)
+                (void)save(dir, step, (float)step, NULL);
             _exit(0);
         }
         struct timespec wait = { 0, (long)rng_below(&r, 2000000) };
