@@ -383,6 +383,23 @@ TEST(safetensors_writer_refuses_holes)
     CHECK(!temp_exists(path) && !temp_exists(temp_path("holes.safetensors.partial")));
 }
 
+TEST(safetensors_writer_refuses_an_unwritten_end)
+{
+    struct st_writer *w;
+    uint32_t i;
+    char data[16] = { 0 };
+    for (uint64_t size = 0; size <= 16; size += 8) {
+        struct stk_error err = { 0 };
+        const char *path = temp_path("end.safetensors");
+        CHECK_OK(st_writer_new(path, NULL, &w, &err), &err);
+        CHECK_OK(st_writer_declare(w, "x", ST_F32, 1, (uint64_t[]){ 4 }, &i, &err), &err);
+        CHECK_OK(st_writer_begin(w, &err), &err);
+        CHECK_OK(st_writer_write(w, i, 0, data, size, &err), &err);
+        CHECK(st_writer_finish(w, &err) == (size == 16 ? STK_OK : STK_ERR_STATE));
+        CHECK(temp_exists(path) == (size == 16));
+    }
+}
+
 TEST(safetensors_writer_refuses_names)
 {
     struct stk_error err = { 0 };
