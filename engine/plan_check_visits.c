@@ -113,7 +113,9 @@ static stk_status check_accumulators(struct checker *k)
     }
     for (uint32_t c = 0; c < k->in->n_chunks && status == STK_OK; c++) {
         uint32_t cast = k->cast[c], i = last[k->in->chunks[c].block];
-        if (cast == PLAN_NO || i == PLAN_NO) continue;
+        if (cast != PLAN_NO && k->in->own && p->n_visits && !check_before(k, p->visits[p->n_visits - 1].node, cast))
+            status = check_fail(k, cast, "own order: gradients are final at the end only");
+        if (cast == PLAN_NO || i == PLAN_NO || status != STK_OK) continue;
         const struct plan_visit *v = &p->visits[i];
         if (!v->last_of_block || p->nodes[cast].src_slot != v->acc_slot || !check_before(k, v->node, cast))
             status = check_fail(k, cast, "casts a gradient that is not final");
