@@ -123,6 +123,8 @@ void io_note(struct io *io, const char *fmt, ...) __attribute__((format(printf, 
 /* io_file.c: opens a real file (O_DIRECT if it can be), finds its alignment. */
 stk_status io_file_open_real(struct io *io, struct io_file *f, struct stk_error *err);
 void io_file_close_real(struct io *io, struct io_file *f);
+/* io_file.c: asks for large pages under a region of buffers; content stays. */
+void io_region_prepare(const struct io_region *r);
 /* "O_DIRECT", "buffered" or "O_DIRECT and buffered" over the open files. */
 const char *io_direct_text(const struct io *io);
 

@@ -204,6 +204,7 @@ void io_buffer_register(struct io *io, void *base, uint64_t size_bytes)
         io_note(io, "only the first %d regions of buffers were registered", IO_REGIONS_MAX);
     } else {
         io->regions[io->n_regions] = (struct io_region){ base, size_bytes };
+        if (io->kind != IO_SIM) io_region_prepare(&io->regions[io->n_regions]);
         io->backend->region_add(io, &io->regions[io->n_regions++]);
     }
     describe(io);
