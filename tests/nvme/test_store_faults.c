@@ -1,19 +1,33 @@
-/* tests/nvme/test_store_faults.c - the store on a simulated disk that does everything wrong: right bytes or a clean error, for
- * every seed. The canary runs the same harness without checksums: it must find silent damage, or the harness proves nothing. */
+/* tests/nvme/test_store_faults.c - the store on a simulated disk that does everything wrong: right
+ * bytes or a clean error, for every seed. The canary runs the same harness without checksums: it
+ * must find silent damage, or the harness proves nothing. */
 #include "tests/nvme/store_world.h"
 
 enum { EXTENTS = 12, ROUNDS = 12, ROOM_BYTES = 24576 };
 
 struct outcome { uint64_t good, errors, silent, stalled, by_kind[11]; };
 
-/* Extents of different sizes are put and got in seeded order; the model knows what each should hold. */
+/* Extents of different sizes are put and got in seeded order; the model knows what each should
+ * hold. */
 static void one_run(uint64_t seed, enum exec_kind ex, bool no_checksums, struct outcome *out)
 {
-    struct world w = { .cfg = { .depth = 4 }, .sim = { .latency_ns = 1000, .read_bytes_per_s = 2e9, .write_bytes_per_s = 1e9,
-        .faults = { .read_error_ppm = 10000, .write_error_ppm = 10000, .short_ppm = 50000, .no_space_ppm = 10000,
-                    .flip_bit_ppm = 15000, .rot_bit_ppm = 15000, .misdirect_ppm = 15000, .lost_write_ppm = 15000,
-                    .lost_completion_ppm = seed % 4 ? 0 : 2000, .late_ppm = 50000, .reorder_ppm = 100000, .late_ns = 50000,
-                    .first_request = 4 } } };
+    struct world w = { .cfg = { .depth = 4 },
+                       .sim = { .latency_ns = 1000,
+                                .read_bytes_per_s = 2e9,
+                                .write_bytes_per_s = 1e9,
+                                .faults = { .read_error_ppm = 10000,
+                                            .write_error_ppm = 10000,
+                                            .short_ppm = 50000,
+                                            .no_space_ppm = 10000,
+                                            .flip_bit_ppm = 15000,
+                                            .rot_bit_ppm = 15000,
+                                            .misdirect_ppm = 15000,
+                                            .lost_write_ppm = 15000,
+                                            .lost_completion_ppm = seed % 4 ? 0 : 2000,
+                                            .late_ppm = 50000,
+                                            .reorder_ppm = 100000,
+                                            .late_ns = 50000,
+                                            .first_request = 4 } } };
     struct stk_error err = { 0 };
     struct store *s;
     struct rng r;
@@ -24,7 +38,9 @@ static void one_run(uint64_t seed, enum exec_kind ex, bool no_checksums, struct 
         version[i] = UINT64_MAX;
         holds[i] = 0;
     }
-    struct store_cfg cfg = { .n_extents = EXTENTS, .extent_bytes = bytes, .room = 1 + (uint32_t)(seed % 3),
+    struct store_cfg cfg = { .n_extents = EXTENTS,
+                             .extent_bytes = bytes,
+                             .room = 1 + (uint32_t)(seed % 3),
                              .no_checksums = no_checksums };
     CHECK_OK(world_open(&w, IO_SIM, ex, seed, &err), &err);
     CHECK_OK(store_world_open(&w, &cfg, &s, &err), &err);
@@ -39,7 +55,9 @@ static void one_run(uint64_t seed, enum exec_kind ex, bool no_checksums, struct 
         for (uint32_t k = 0; k < EXTENTS; k++) {
             uint32_t i = ids[k];
             if (put ? rng_below(&r, 4) == 0 : version[i] == UINT64_MAX) continue;
-            ops[n] = (struct store_op){ .extent = i, .buf = buf + i * ROOM_BYTES, .version = put ? round : version[i] };
+            ops[n] = (struct store_op){ .extent = i,
+                                        .buf = buf + i * ROOM_BYTES,
+                                        .version = put ? round : version[i] };
             if (put) fill(buf + i * ROOM_BYTES, bytes[i], seed * 1000 + round * 100 + i);
             else memset(buf + i * ROOM_BYTES, 0x5a, bytes[i]);
             n++;
@@ -50,7 +68,8 @@ static void one_run(uint64_t seed, enum exec_kind ex, bool no_checksums, struct 
             if (ops[k].status != STK_OK) {
                 out->errors++;
                 CHECK(ops[k].error.code == ops[k].status && strstr(ops[k].error.text, "extent "));
-                if (put && cfg.room == 1) version[i] = UINT64_MAX; /* overwritten in place, and the write failed */
+                /* overwritten in place, and the write failed */
+                if (put && cfg.room == 1) version[i] = UINT64_MAX;
                 CHECK(!put || store_version(s, i) == version[i]);
             } else if (put) {
                 version[i] = round;
@@ -62,7 +81,9 @@ static void one_run(uint64_t seed, enum exec_kind ex, bool no_checksums, struct 
             }
         }
     }
-    if (stalled) CHECK(strstr(ops[0].error.text, "not completed") && strstr(ops[0].error.text, "extents-0.bin"));
+    if (stalled)
+        CHECK(strstr(ops[0].error.text, "not completed") && strstr(ops[0].error.text, "extents-0."
+                                                                                      "bin"));
     out->stalled += stalled;
     uint64_t kinds[11];
     io_sim_faults_done(w.disk, kinds);
@@ -78,7 +99,8 @@ TEST(store_survives_every_fault)
     struct outcome o = { 0 };
     for (uint64_t k = 0; k < 400; k++) one_run(test_seed() + k, EXEC_SIM, false, &o);
     for (uint64_t k = 0; k < 40; k++) one_run((test_seed() + k) | 1, EXEC_THREADS, false, &o);
-    printf("# %" PRIu64 " right, %" PRIu64 " errors, %" PRIu64 " stalls, %" PRIu64 " silent\n", o.good, o.errors, o.stalled, o.silent);
+    printf("# %" PRIu64 " right, %" PRIu64 " errors, %" PRIu64 " stalls, %" PRIu64 " silent\n",
+           o.good, o.errors, o.stalled, o.silent);
     CHECK(o.silent == 0 && o.good > 1000 && o.errors > 100 && o.stalled > 5);
     for (int k = 0; k < 11; k++) CHECK(o.by_kind[k] > 0);
 }
@@ -87,7 +109,8 @@ TEST(store_canary_without_checksums_damage_is_silent)
 {
     struct outcome o = { 0 };
     for (uint64_t k = 0; k < 40; k++) one_run(test_seed() + k, EXEC_SIM, true, &o);
-    printf("# %" PRIu64 " right, %" PRIu64 " errors, %" PRIu64 " silent\n", o.good, o.errors, o.silent);
+    printf("# %" PRIu64 " right, %" PRIu64 " errors, %" PRIu64 " silent\n", o.good, o.errors,
+           o.silent);
     CHECK(o.silent > 20);
 }
 
@@ -106,12 +129,16 @@ static void write_start(void *arg)
 static void do_req(struct world *w, enum io_op op, uint32_t file, uint8_t *buf, uint64_t at)
 {
     struct stk_error err = { 0 };
-    struct write_call c = { .w = w, .req = { .op = op, .file = file, .buf = buf, .offset_bytes = at, .size_bytes = 8192 } };
+    struct write_call c = {
+        .w = w,
+        .req = { .op = op, .file = file, .buf = buf, .offset_bytes = at, .size_bytes = 8192 }
+    };
     world_run(w, write_start, &c);
     CHECK(io_drain(w->io, UINT64_MAX, &err) == STK_OK);
 }
 
-/* The disk outlives its io; a power cut takes what was not flushed, wholly (seed 0) or by sectors. */
+/* The disk outlives its io; a power cut takes what was not flushed, wholly (seed 0) or by sectors.
+ */
 TEST(sim_power_cut_loses_what_was_not_flushed)
 {
     for (uint64_t seed = 0; seed < 4; seed++) {
