@@ -67,7 +67,7 @@ static void limits(stk_engine *e, uint64_t *host, uint64_t *device)
         eng_note(e, "--host-memory is above what this machine has free (%s): the smaller counts", lim.why);
         *host = can;
     }
-    *device = e->cfg.device_memory ? e->cfg.device_memory : e->caps.host_in_place ? UINT64_MAX : can / 2;
+    *device = e->device_limit;
 }
 
 static stk_status build_plans(stk_engine *e)

@@ -322,8 +322,11 @@ struct job_arg {
     uint32_t job;
 };
 
-/* Job 5 has no slices (done follows all the same), job 7 one. */
-static uint32_t job_slices(uint32_t job) { return job == 5 ? 0 : job == 7 ? 1 : SLICES; }
+/* Jobs 0 and 5 have no slices (done follows all the same), job 7 one. */
+static uint32_t job_slices(uint32_t job)
+{
+    return job == 0 || job == 5 ? 0 : job == 7 ? 1 : SLICES;
+}
 
 static void team_slice(void *arg, uint32_t slice, uint32_t n)
 {
@@ -385,13 +388,13 @@ BOTH(team_close_finishes_jobs)
     struct stk_error err = { 0 };
     static struct team_test t;
     memset(&t, 0, sizeof t);
-    struct job_arg arg = { &t, 0 };
+    struct job_arg arg = { &t, 1 };
     CHECK_OK(exec_team_open(ex, "update", 3, &team, &err), &err);
-    t.left[0] = SLICES;
+    t.left[1] = SLICES;
     t.job[0] = (struct exec_team_job){ .fn = team_slice, .arg = &arg, .n_slices = SLICES };
     exec_team_run(team, &t.job[0]);
     exec_team_close(team);
-    for (uint32_t s = 0; s < SLICES; s++) CHECK(t.count[0][s] == 1);
+    for (uint32_t s = 0; s < SLICES; s++) CHECK(t.count[1][s] == 1);
     exec_team_close(NULL);
     CHECK(exec_team_open(ex, "none", 0, &team, &err) == STK_ERR_CONFIG && !team);
     exec_close(ex);
