@@ -2,8 +2,9 @@
  *
  * Owns: the members' lanes and the list of jobs (the jobs themselves are the callers').
  * Must not know: what a slice does; which backend runs it.
- * Thread: exec_team_run from any; a member's task runs one slice, then queues itself again, and accounts for the slice
- * when it begins anew: so in the simulation a slice that made its lane busy ends only when that time is over. */
+ * Thread: exec_team_run from any; a member's task runs one slice, then queues itself again, and
+ * accounts for the slice when it begins anew: so in the simulation a slice that made its lane
+ * busy ends only when that time is over. */
 #include "base/exec.h"
 #include "base/sys.h"
 
@@ -15,28 +16,30 @@ struct member {
     struct exec_team *team;
     struct exec_lane *lane;
     struct exec_task task;
-    struct exec_team_job *ran; /* a slice of it has returned and is not accounted for; own lane only */
+    struct exec_team_job
+        *ran; /* a slice of it has returned and is not accounted for; own lane only */
 };
 
 struct exec_team {
     struct exec *ex;
-    pthread_mutex_t mutex;                /* what follows; never held while a slice runs */
-    struct exec_team_job *first, *last;   /* only slices of `first` are handed out */
-    struct exec_event *idle;              /* to set when the list is empty; NULL: nobody waits */
+    pthread_mutex_t mutex;              /* what follows; never held while a slice runs */
+    struct exec_team_job *first, *last; /* only slices of `first` are handed out */
+    struct exec_event *idle;            /* to set when the list is empty; NULL: nobody waits */
     uint32_t n_members;
     struct member member[];
 };
 
-/* Wakes as many members as the first job has slices for. Under the mutex: a job may end, and the team be closed, before a
- * caller has woken its last member; who closes takes the mutex first and so finds nobody on the way to a lane. */
+/* Wakes as many members as the first job has slices for. Under the mutex: a job may end, and the
+ * team be closed, before a caller has woken its last member; who closes takes the mutex first
+ * and so finds nobody on the way to a lane. */
 static void wake_members(struct exec_team *team)
 {
     for (uint32_t i = 0; i < team->n_members && i < team->first->n_slices; i++)
         exec_post(team->member[i].lane, &team->member[i].task);
 }
 
-/* Takes finished jobs off the list and starts the next. Jobs do not overlap: one may read what the one before wrote. Under
- * the mutex. */
+/* Takes finished jobs off the list and starts the next. Jobs do not overlap: one may read what
+ * the one before wrote. Under the mutex. */
 static void finish_jobs(struct exec_team *team)
 {
     while (team->first && team->first->left == 0) {
@@ -87,16 +90,22 @@ void exec_team_run(struct exec_team *team, struct exec_team_job *job)
     if (team->last) team->last->next = job;
     else team->first = job;
     team->last = job;
-    if (team->first == job) finish_jobs(team); /* else whoever finishes the job before starts this one */
+    if (team->first == job)
+        finish_jobs(team); /* else whoever finishes the job before starts this one */
     pthread_mutex_unlock(&team->mutex);
 }
 
-stk_status exec_team_open(struct exec *ex, const char *name, uint32_t members, struct exec_team **out, struct stk_error *err)
+stk_status exec_team_open(struct exec *ex, const char *name, uint32_t members,
+                          struct exec_team **out, struct stk_error *err)
 {
     *out = NULL;
-    if (members == 0) return stk_error_set(err, STK_ERR_CONFIG, 0, "team %s: at least one member is needed, not 0", name);
+    if (members == 0)
+        return stk_error_set(err, STK_ERR_CONFIG, 0,
+                             "team %s: at least one member is needed, not 0", name);
     struct exec_team *team = sys_calloc(1, sizeof *team + (size_t)members * sizeof team->member[0]);
-    if (!team) return stk_error_set(err, STK_ERR_NOMEM, errno, "team %s: no memory for %u members", name, members);
+    if (!team)
+        return stk_error_set(err, STK_ERR_NOMEM, errno, "team %s: no memory for %u members", name,
+                             members);
     team->ex = ex;
     pthread_mutex_init(&team->mutex, NULL);
     for (uint32_t i = 0; i < members; i++) {

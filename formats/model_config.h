@@ -9,6 +9,7 @@
 #define FORMATS_MODEL_CONFIG_H
 
 #include "base/status.h"
+#include "formats/safetensors.h"
 
 enum model_family { MODEL_LLAMA, MODEL_MISTRAL, MODEL_QWEN2, MODEL_QWEN3, MODEL_FAMILY_N };
 enum model_rope { ROPE_DEFAULT, ROPE_LLAMA3, ROPE_LINEAR };
@@ -24,8 +25,8 @@ struct model_config {
     enum model_rope rope;
     double rope_factor, rope_low_freq_factor, rope_high_freq_factor;
     uint32_t rope_original_max_positions;
-    uint32_t *window;         /* [layers]: sliding window of each layer, 0: none (owned) */
-    char dtype[16];           /* "bfloat16", "float16", "float32" */
+    uint32_t *window;         /* [layers]: sliding window of each layer, 0: none (owned); query i sees keys i - window < j <= i */
+    char dtype[16];           /* "bfloat16", "float16", "float32" (also when the file names none) */
     void *document;           /* json_t *, the file as read (owned) */
     bool new_spelling;
 };
@@ -42,6 +43,10 @@ struct model_tensor { char name[96]; enum model_role role; int32_t layer; /* -1:
 /* Count with out == NULL; else fills `out` in the order embedding, layers (each in role order), final norm, head. */
 uint32_t model_tensors(const struct model_config *c, struct model_tensor *out);
 uint64_t model_param_count(const struct model_config *c);
+/* Checks that the set holds exactly these tensors: missing, extra (buffers of old files such as rotary_emb.inv_freq are let pass), wrong shape, dtype other than BF16,
+ * F16 or F32: STK_ERR_FORMAT with a sentence that names tensor, file, expected and found. Tied: embedding, head or both may be there; two copies are compared byte by
+ * byte and must be equal (reads both); *head_only: only lm_head.weight is there, read the embedding from it. */
+stk_status model_check_tensors(const struct model_config *c, struct st_set *s, bool *head_only, struct stk_error *err);
 /* Inverse frequencies [head_dim / 2] in fp32 as transformers computes them (incl. Llama-3 scaling). */
 void model_inv_freq(const struct model_config *c, float *out);
 

@@ -1,12 +1,13 @@
-/* tests/base/status_public.c - the codes as the installed header has them, for test_sys.c: the two headers define the same
- * enum, so that one file can hold only one of them at a time. */
+/* tests/base/status_public.c - the codes as the installed header has them, for test_sys.c: the
+ * two headers define the same enum, so that one file can hold only one of them at a time. */
 #include "engine/stoker.h"
 
 int status_public_value(const char *name);
 
 #include <string.h>
 
-#define PUBLIC(name) if (strcmp(code, #name) == 0) return name
+#define PUBLIC(name) \
+    if (strcmp(code, #name) == 0) return name
 int status_public_value(const char *code)
 {
     PUBLIC(STK_OK);

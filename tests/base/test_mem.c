@@ -1,4 +1,5 @@
-/* tests/base/test_mem.c - the memory table, sizes as text, and the machine's limits read from captured trees. */
+/* tests/base/test_mem.c - the memory table, sizes as text, and the machine's limits read from
+ * captured trees. */
 #include "base/cpu.h"
 #include "base/mem.h"
 #include "base/sys.h"
@@ -20,7 +21,7 @@
 #define MIB (1ull << 20)
 #define GIB (1ull << 30)
 
-/* --- the table --------------------------------------------------------------------------------------------------- */
+/* --- the table -------------------------------------------------------------------------------- */
 
 TEST(mem_rows_add_up_and_seal)
 {
@@ -28,7 +29,8 @@ TEST(mem_rows_add_up_and_seal)
     struct stk_error err = { 0 };
     uint64_t before = sys_alloc_bytes();
     CHECK_OK(mem_open(&m, &err), &err);
-    CHECK_OK(mem_note(m, MEM_NVME, "optimizer state", "--optimizer-state host", 5 * GIB, &err), &err);
+    CHECK_OK(mem_note(m, MEM_NVME, "optimizer state", "--optimizer-state host", 5 * GIB, &err),
+             &err);
     CHECK_OK(mem_note(m, MEM_NVME, "optimizer state", NULL, GIB, &err), &err);
     CHECK_OK(mem_note(m, MEM_DEVICE, "optimizer state", "", 7, &err), &err);
     for (int i = 0; i < 100; i++) {
@@ -37,16 +39,20 @@ TEST(mem_rows_add_up_and_seal)
         CHECK_OK(mem_note(m, MEM_HOST, owner, "", 1, &err), &err);
     }
     CHECK(mem_rows(m) == 102);
-    CHECK(mem_row_at(m, 0)->size_bytes == 6 * GIB && strcmp(mem_row_at(m, 0)->option, "--optimizer-state host") == 0);
-    CHECK(mem_total(m, MEM_NVME) == 6 * GIB && mem_total(m, MEM_DEVICE) == 7 && mem_total(m, MEM_HOST) == 100);
-    CHECK(strcmp(mem_tier_name(MEM_HOST), "host") == 0 && strcmp(mem_tier_name(MEM_TIER_N), "?") == 0);
+    CHECK(mem_row_at(m, 0)->size_bytes == 6 * GIB
+          && strcmp(mem_row_at(m, 0)->option, "--optimizer-state host") == 0);
+    CHECK(mem_total(m, MEM_NVME) == 6 * GIB && mem_total(m, MEM_DEVICE) == 7
+          && mem_total(m, MEM_HOST) == 100);
+    CHECK(strcmp(mem_tier_name(MEM_HOST), "host") == 0
+          && strcmp(mem_tier_name(MEM_TIER_N), "?") == 0);
     CHECK(!mem_sealed(m));
     mem_seal(m);
     CHECK(mem_sealed(m));
     void *p = &p;
     CHECK(mem_note(m, MEM_HOST, "late", "", 1, &err) == STK_ERR_STATE);
     stk_error_clear(&err);
-    CHECK(mem_reserve(m, "late", "", 1, &p, &err) == STK_ERR_STATE && p == NULL && strstr(err.text, "late"));
+    CHECK(mem_reserve(m, "late", "", 1, &p, &err) == STK_ERR_STATE && p == NULL
+          && strstr(err.text, "late"));
     mem_close(m);
     mem_close(NULL);
     CHECK(sys_alloc_bytes() == before);
@@ -61,16 +67,20 @@ TEST(mem_budget_refusal_names_owner_and_option)
     mem_set_budget(m, MEM_HOST, 2 * GIB, "--host-memory");
     CHECK_OK(mem_note(m, MEM_HOST, "parameter cache", "--cache", 1935 * MIB, &err), &err);
     CHECK_OK(mem_check_budgets(m, &err), &err);
-    CHECK_OK(mem_note(m, MEM_HOST, "optimizer state", "--optimizer-state nvme", 2365 * MIB, &err), &err);
+    CHECK_OK(mem_note(m, MEM_HOST, "optimizer state", "--optimizer-state nvme", 2365 * MIB, &err),
+             &err);
     CHECK(mem_check_budgets(m, &err) == STK_ERR_NOMEM);
-    CHECK(strcmp(err.text, "host memory: 4.20 GiB are needed, --host-memory allows 2.00 GiB; the largest owner is optimizer "
-                           "state with 2.31 GiB: try --optimizer-state nvme") == 0);
+    CHECK(strcmp(err.text, "host memory: 4.20 GiB are needed, --host-memory allows 2.00 GiB; the "
+                           "largest owner is optimizer "
+                           "state with 2.31 GiB: try --optimizer-state nvme")
+          == 0);
     stk_error_clear(&err);
     mem_set_budget(m, MEM_HOST, UINT64_MAX, NULL);
     CHECK_OK(mem_note(m, MEM_NVME, "x", "", UINT64_MAX - 5, &err), &err);
     CHECK_OK(mem_note(m, MEM_NVME, "y", "", 10, &err), &err); /* the sum does not wrap */
     mem_set_budget(m, MEM_NVME, GIB, NULL);
-    CHECK(mem_check_budgets(m, &err) == STK_ERR_NOMEM && strstr(err.text, "nvme memory") && strstr(err.text, "the budget"));
+    CHECK(mem_check_budgets(m, &err) == STK_ERR_NOMEM && strstr(err.text, "nvme memory")
+          && strstr(err.text, "the budget"));
     mem_close(m);
 }
 
@@ -80,7 +90,8 @@ TEST(mem_05_reserve_is_exact)
     struct mem *m = NULL;
     struct stk_error err = { 0 };
     CHECK_OK(mem_open(&m, &err), &err);
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), sizes[] = { 1, page, page + 1, 129 * MIB + MIB / 2 }, asked = 0, rows = 0;
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE),
+             sizes[] = { 1, page, page + 1, 129 * MIB + MIB / 2 }, asked = 0, rows = 0;
     uint64_t before = mem_resident_bytes();
     REQUIRE(before > 0 && mem_peak_bytes() >= before);
     for (int i = 0; i < 4; i++) {
@@ -90,13 +101,16 @@ TEST(mem_05_reserve_is_exact)
         asked += sizes[i];
         rows += (sizes[i] + page - 1) / page * page;
         unsigned char there = 0;
-        CHECK(mincore(p + (sizes[i] - 1) / page * page, page, &there) == 0 && (there & 1)); /* touched */
+        CHECK(mincore(p + (sizes[i] - 1) / page * page, page, &there) == 0
+              && (there & 1)); /* touched */
     }
     CHECK(mem_total(m, MEM_HOST) == rows && rows <= asked + 4 * page);
     uint64_t grown = mem_resident_bytes() - before;
     mem_close(m);
-#if !defined(__SANITIZE_THREAD__) && !defined(TEST_THREAD_SANITIZER) /* its shadow of what is touched counts too */
-    CHECK(grown + MIB >= asked && grown <= rows + MIB); /* the counters of /proc are up to some pages late per thread */
+#if !defined(__SANITIZE_THREAD__) \
+    && !defined(TEST_THREAD_SANITIZER) /* its shadow of what is touched counts too */
+    CHECK(grown + MIB >= asked
+          && grown <= rows + MIB); /* the counters of /proc are up to some pages late per thread */
     CHECK(mem_resident_bytes() < before + MIB);
 #else
     CHECK(grown + MIB >= asked);
@@ -126,21 +140,51 @@ TEST(mem_reserve_failures_leave_nothing)
     struct stk_error err = { 0 };
     void *p = NULL;
     CHECK_OK(mem_open(&m, &err), &err);
-    CHECK(mem_reserve(m, "all", "--cache", UINT64_MAX - 3, &p, &err) == STK_ERR_NOMEM && strstr(err.text, "--cache"));
+    CHECK(mem_reserve(m, "all", "--cache", UINT64_MAX - 3, &p, &err) == STK_ERR_NOMEM
+          && strstr(err.text, "--cache"));
     mem_close(m);
 }
 
-/* --- sizes as text ----------------------------------------------------------------------------------------------- */
+/* --- sizes as text ---------------------------------------------------------------------------- */
 
 TEST(mem_size_text)
 {
-    static const struct { const char *text; uint64_t bytes; } good[] = {
-        { "0", 0 }, { "4096", 4096 }, { "4096B", 4096 }, { "24GiB", 24 * GIB }, { "1.5GB", 1500000000 }, { "512MiB", 512 * MIB },
-        { "1.5 GiB", 3 * GIB / 2 }, { "2G", 2 * GIB }, { "7k", 7168 }, { "0.1KB", 100 }, { "3TiB", 3072 * GIB },
-        { "18446744073709551615", UINT64_MAX }, { "17179869183.99GiB", UINT64_MAX - GIB / 100 },
+    static const struct {
+        const char *text;
+        uint64_t bytes;
+    } good[] = {
+        { "0", 0 },
+        { "4096", 4096 },
+        { "4096B", 4096 },
+        { "24GiB", 24 * GIB },
+        { "1.5GB", 1500000000 },
+        { "512MiB", 512 * MIB },
+        { "1.5 GiB", 3 * GIB / 2 },
+        { "2G", 2 * GIB },
+        { "7k", 7168 },
+        { "0.1KB", 100 },
+        { "3TiB", 3072 * GIB },
+        { "18446744073709551615", UINT64_MAX },
+        { "17179869183.99GiB", UINT64_MAX - GIB / 100 },
     };
-    static const char *const bad[] = { "", "-1", "+1", "abc", "1.5", "1.GiB", ".5GiB", "1XiB", "1GiBs", "1GiB ", " 1", "1 G B",
-                                       "18446744073709551616", "17179869184GiB", "99999999999PB", "0x10", "1e3", "nan" };
+    static const char *const bad[] = { "",
+                                       "-1",
+                                       "+1",
+                                       "abc",
+                                       "1.5",
+                                       "1.GiB",
+                                       ".5GiB",
+                                       "1XiB",
+                                       "1GiBs",
+                                       "1GiB ",
+                                       " 1",
+                                       "1 G B",
+                                       "18446744073709551616",
+                                       "17179869184GiB",
+                                       "99999999999PB",
+                                       "0x10",
+                                       "1e3",
+                                       "nan" };
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         uint64_t bytes = 1;
         CHECK(mem_size_parse(good[i].text, &bytes));
@@ -161,7 +205,7 @@ TEST(mem_size_text)
     CHECK(strcmp(mem_size_format(UINT64_MAX, buf), "17179869184.00 GiB") == 0);
 }
 
-/* --- captured machines ------------------------------------------------------------------------------------------- */
+/* --- captured machines ------------------------------------------------------------------------ */
 
 static char tree[64];
 
@@ -188,7 +232,8 @@ static void tree_end(void) { STK_ASSERT(sys_remove_tree(tree) == 0); }
 
 static void put_meminfo(void)
 {
-    put("proc/meminfo", "MemTotal:       16777216 kB\nMemFree:          100000 kB\nMemAvailable:    8388608 kB\n");
+    put("proc/meminfo",
+        "MemTotal:       16777216 kB\nMemFree:          100000 kB\nMemAvailable:    8388608 kB\n");
 }
 
 TEST(mem_22_cgroup_v2_page_cache_is_not_use)
@@ -201,7 +246,8 @@ TEST(mem_22_cgroup_v2_page_cache_is_not_use)
     put("sys/fs/cgroup/user.slice/job.scope/memory.high", "max\n");
     put("sys/fs/cgroup/user.slice/job.scope/memory.current", "4290772992\n"); /* 4092 MiB of 4096 */
     put("sys/fs/cgroup/user.slice/job.scope/memory.stat",
-        "anon 104857600\nfile 4185915392\ninactive_anon 1\nactive_anon 2\ninactive_file 3145728000\nactive_file 1040187392\n");
+        "anon 104857600\nfile 4185915392\ninactive_anon 1\nactive_anon 2\ninactive_file "
+        "3145728000\nactive_file 1040187392\n");
     put("sys/fs/cgroup/user.slice/memory.max", "max\n");
     put("sys/fs/cgroup/user.slice/memory.current", "1\n");
     mem_limits_read(tree, &l);
@@ -213,7 +259,8 @@ TEST(mem_22_cgroup_v2_page_cache_is_not_use)
     put("sys/fs/cgroup/user.slice/memory.max", "2147483648\n");
     put("sys/fs/cgroup/user.slice/memory.current", "1073741824\n");
     mem_limits_read(tree, &l);
-    CHECK(l.available_bytes == GIB && l.cgroup_limit_bytes == 2 * GIB && strstr(l.why, "/user.slice") != NULL);
+    CHECK(l.available_bytes == GIB && l.cgroup_limit_bytes == 2 * GIB
+          && strstr(l.why, "/user.slice") != NULL);
 
     /* throttled long before the limit */
     put("sys/fs/cgroup/user.slice/job.scope/memory.high", "1073741824\n");
@@ -232,7 +279,8 @@ TEST(mem_22_cgroup_v1_page_cache_is_not_use)
     put("sys/fs/cgroup/memory/a/b/memory.limit_in_bytes", "3221225472\n");
     put("sys/fs/cgroup/memory/a/b/memory.usage_in_bytes", "3221221376\n");
     put("sys/fs/cgroup/memory/a/b/memory.stat",
-        "cache 5\ninactive_file 1\nactive_file 1\ntotal_inactive_file 2147483648\ntotal_active_file 536870912\n");
+        "cache 5\ninactive_file 1\nactive_file 1\ntotal_inactive_file "
+        "2147483648\ntotal_active_file 536870912\n");
     put("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
     put("sys/fs/cgroup/memory/memory.usage_in_bytes", "5\n");
     mem_limits_read(tree, &l);
@@ -242,7 +290,8 @@ TEST(mem_22_cgroup_v1_page_cache_is_not_use)
     tree_end();
 }
 
-/* In a container the path is the host's: its folders are not there, only the top of the mount, which is the container's. */
+/* In a container the path is the host's: its folders are not there, only the top of the mount,
+ * which is the container's. */
 TEST(mem_22_container_sees_only_the_top)
 {
     struct mem_limits l;
@@ -255,7 +304,8 @@ TEST(mem_22_container_sees_only_the_top)
     CHECK(l.available_bytes == 1000000000 && l.cgroup_limit_bytes == GIB);
     put("proc/self/cgroup", "0::/../../other\n");
     put("sys/fs/cgroup/memory.max", "536870912\n");
-    put("sys/fs/cgroup/memory.current", "536870913\n"); /* over the limit: nothing is left, not 2^64 - 1 */
+    put("sys/fs/cgroup/memory.current",
+        "536870913\n"); /* over the limit: nothing is left, not 2^64 - 1 */
     mem_limits_read(tree, &l);
     CHECK(l.available_bytes == 0 && l.cgroup_limit_bytes == GIB / 2);
     tree_end();
@@ -266,7 +316,8 @@ TEST(mem_limits_without_cgroup_or_proc)
     struct mem_limits l;
     tree_begin();
     mem_limits_read(tree, &l);
-    CHECK(l.available_bytes == UINT64_MAX && l.total_bytes == 0 && l.cgroup_limit_bytes == UINT64_MAX && l.why[0]);
+    CHECK(l.available_bytes == UINT64_MAX && l.total_bytes == 0
+          && l.cgroup_limit_bytes == UINT64_MAX && l.why[0]);
     put_meminfo();
     mem_limits_read(tree, &l);
     CHECK(l.available_bytes == 8 * GIB && strstr(l.why, "MemAvailable") != NULL);
@@ -275,7 +326,7 @@ TEST(mem_limits_without_cgroup_or_proc)
     CHECK(l.total_bytes > 0 && l.available_bytes <= l.total_bytes && l.why[0]);
 }
 
-/* --- cores ------------------------------------------------------------------------------------------------------- */
+/* --- cores ------------------------------------------------------------------------------------ */
 
 TEST(mem_26_cores_follow_quota_and_cpuset)
 {
@@ -329,12 +380,14 @@ TEST(cpu_levels_can_be_lowered)
     setenv("STOKER_MAX_ISA", "avx512", 1);
     CHECK(cpu_isa_best() == best);
     unsetenv("STOKER_MAX_ISA");
-    CHECK(strcmp(cpu_isa_name(CPU_SCALAR), "scalar") == 0 && strcmp(cpu_isa_name(CPU_AVX512), "avx512") == 0);
+    CHECK(strcmp(cpu_isa_name(CPU_SCALAR), "scalar") == 0
+          && strcmp(cpu_isa_name(CPU_AVX512), "avx512") == 0);
     cpu_name(name, sizeof name);
     CHECK(name[0] != '\0' && name[0] != ' ');
     cpu_name(cut, sizeof cut);
     CHECK(strlen(cut) <= 4);
-    printf("# %s, %s%s, %u cores\n", name, cpu_isa_name(best), cpu_has_bf16() ? " with bf16" : "", cpu_count(""));
+    printf("# %s, %s%s, %u cores\n", name, cpu_isa_name(best), cpu_has_bf16() ? " with bf16" : "",
+           cpu_count(""));
 }
 
 TEST(cpu_subnormals_are_flushed_between_enter_and_leave)

@@ -1,4 +1,5 @@
-/* tests/base/test_opts.c - the options table: every type, every error's sentence, file and command line together. */
+/* tests/base/test_opts.c - the options table: every type, every error's sentence, file and
+ * command line together. */
 #include "base/opts.h"
 #include "base/sys.h"
 #include "tests/test.h"
@@ -16,25 +17,62 @@ struct target {
     struct opt_list nvme;
 };
 
+static bool same(const char *a, const char *b) { return a && b && strcmp(a, b) == 0; }
+
 static const char *const dtypes[] = { "bf16", "fp16", "fp32", NULL };
 static const struct opt_row rows[] = {
-    { .name = "steps", .type = OPT_U64, .offset = offsetof(struct target, steps), .def = "100", .min = 1, .max = 1000000,
-      .arg = "N", .help = "steps to run" },
-    { .name = "lr", .type = OPT_DOUBLE, .offset = offsetof(struct target, lr), .def = "3e-4", .min = 0, .max = 1,
+    { .name = "steps",
+      .type = OPT_U64,
+      .offset = offsetof(struct target, steps),
+      .def = "100",
+      .min = 1,
+      .max = 1000000,
+      .arg = "N",
+      .help = "steps to run" },
+    { .name = "lr",
+      .type = OPT_DOUBLE,
+      .offset = offsetof(struct target, lr),
+      .def = "3e-4",
+      .min = 0,
+      .max = 1,
       .help = "learning rate" },
-    { .name = "host-memory", .type = OPT_SIZE, .offset = offsetof(struct target, host_memory), .min = 1 << 20, .max = 0x1p63,
+    { .name = "host-memory",
+      .type = OPT_SIZE,
+      .offset = offsetof(struct target, host_memory),
+      .min = 1 << 20,
+      .max = 0x1p63,
       .help = "budget of host memory" },
-    { .name = "resume", .type = OPT_FLAG, .offset = offsetof(struct target, resume), .help = "go on" },
-    { .name = "model", .type = OPT_STRING, .offset = offsetof(struct target, model), .arg = "DIR", .help = "the model's folder",
+    { .name = "resume",
+      .type = OPT_FLAG,
+      .offset = offsetof(struct target, resume),
+      .help = "go on" },
+    { .name = "model",
+      .type = OPT_STRING,
+      .offset = offsetof(struct target, model),
+      .arg = "DIR",
+      .help = "the model's folder",
       .required = true },
-    { .name = "dtype", .type = OPT_CHOICE, .offset = offsetof(struct target, dtype), .def = "fp16", .choices = dtypes,
+    { .name = "dtype",
+      .type = OPT_CHOICE,
+      .offset = offsetof(struct target, dtype),
+      .def = "fp16",
+      .choices = dtypes,
       .help = "16-bit format" },
-    { .name = "nvme", .type = OPT_LIST, .offset = offsetof(struct target, nvme), .def = "x,y", .help = "folders" },
-    { .name = "config", .type = OPT_STRING, .offset = offsetof(struct target, config), .arg = "FILE", .help = "options in JSON" },
+    { .name = "nvme",
+      .type = OPT_LIST,
+      .offset = offsetof(struct target, nvme),
+      .def = "x,y",
+      .help = "folders" },
+    { .name = "config",
+      .type = OPT_STRING,
+      .offset = offsetof(struct target, config),
+      .arg = "FILE",
+      .help = "options in JSON" },
 };
 enum { N_ROWS = sizeof rows / sizeof rows[0], STEPS = 0, HOST = 2, MODEL = 4, NVME = 6 };
 
-static stk_status parse(struct target *t, bool *given, struct opt_list *rest, struct stk_error *err, const char *line)
+static stk_status parse(struct target *t, bool *given, struct opt_list *rest, struct stk_error *err,
+                        const char *line)
 {
     static char words[2048];
     char *argv[64], *save = NULL;
@@ -63,20 +101,24 @@ TEST(opts_defaults_and_types)
     struct stk_error err = { 0 };
     uint64_t before = sys_alloc_bytes();
     CHECK_OK(parse(&t, given, NULL, &err, "--model m"), &err);
-    CHECK(t.steps == 100 && t.lr == 3e-4 && t.host_memory == 0 && !t.resume && t.dtype == 1 && !t.config);
-    CHECK(strcmp(t.model, "m") == 0 && t.nvme.n == 2 && strcmp(t.nvme.item[1], "y") == 0);
+    CHECK(t.steps == 100 && t.lr == 3e-4 && t.host_memory == 0 && !t.resume && t.dtype == 1
+          && !t.config);
+    CHECK(same(t.model, "m") && t.nvme.n == 2 && same(t.nvme.item[1], "y"));
     CHECK(given[MODEL] && !given[STEPS] && !given[NVME]);
     opts_free(rows, N_ROWS, &t);
     CHECK(t.model == NULL && sys_alloc_bytes() == before);
 
     struct opt_list rest;
-    CHECK_OK(parse(&t, given, &rest, &err, "--steps=7 one --lr 0.5 --host-memory 1.5GiB --resume two --dtype=fp32 --nvme a,b "
-                                           "--nvme c --model=k=v - -- --steps"), &err);
+    CHECK_OK(
+        parse(&t, given, &rest, &err,
+              "--steps=7 one --lr 0.5 --host-memory 1.5GiB --resume two --dtype=fp32 --nvme a,b "
+              "--nvme c --model=k=v - -- --steps"),
+        &err);
     CHECK(t.steps == 7 && t.lr == 0.5 && t.host_memory == 3ull << 29 && t.resume && t.dtype == 2);
-    CHECK(strcmp(t.model, "k=v") == 0);
+    CHECK(same(t.model, "k=v"));
     REQUIRE(t.nvme.n == 3 && rest.n == 4);
-    CHECK(strcmp(t.nvme.item[0], "a") == 0 && strcmp(t.nvme.item[2], "c") == 0);
-    CHECK(strcmp(rest.item[0], "one") == 0 && strcmp(rest.item[2], "-") == 0 && strcmp(rest.item[3], "--steps") == 0);
+    CHECK(same(t.nvme.item[0], "a") && same(t.nvme.item[2], "c"));
+    CHECK(same(rest.item[0], "one") && same(rest.item[2], "-") && same(rest.item[3], "--steps"));
     opts_free(rows, N_ROWS, &t);
     CHECK_OK(parse(&t, given, NULL, &err, "--model m --resume=false --lr 1e-5"), &err);
     CHECK(!t.resume && t.lr == 1e-5);
@@ -86,7 +128,8 @@ TEST(opts_defaults_and_types)
 TEST(opts_errors_are_exact)
 {
     expect_error("--modle m", "--modle: there is no such option; did you mean --model?");
-    expect_error("--host_memory 1GiB", "--host_memory: there is no such option; did you mean --host-memory?");
+    expect_error("--host_memory 1GiB",
+                 "--host_memory: there is no such option; did you mean --host-memory?");
     expect_error("--zebra", "--zebra: there is no such option; see --help");
     expect_error("-m x", "-m: there is no such option; options begin with \"--\"");
     expect_error("--model a --model=b", "--model is given twice: give it once");
@@ -95,11 +138,14 @@ TEST(opts_errors_are_exact)
     expect_error("--model a --steps ten", "--steps: \"ten\" is not a whole number");
     expect_error("--model a --steps -1", "--steps: \"-1\" is not a whole number");
     expect_error("--model a --steps 0", "--steps: 0 is out of range, expected 1 to 1000000");
-    expect_error("--model a --steps 99999999999999999999", "--steps: \"99999999999999999999\" is not below 2^64");
+    expect_error("--model a --steps 99999999999999999999",
+                 "--steps: \"99999999999999999999\" is not below 2^64");
     expect_error("--model a --lr nan", "--lr: \"nan\" is not a number");
     expect_error("--model a --lr 1.5", "--lr: 1.5 is out of range, expected 0 to 1");
-    expect_error("--model a --host-memory 4096", "--host-memory: 4096 is out of range, expected at least 1.00 MiB");
-    expect_error("--model a --host-memory 3XB", "--host-memory: \"3XB\" is not a size such as 24GiB, 512MiB or 4096");
+    expect_error("--model a --host-memory 4096",
+                 "--host-memory: 4096 is out of range, expected at least 1.00 MiB");
+    expect_error("--model a --host-memory 3XB",
+                 "--host-memory: \"3XB\" is not a size such as 24GiB, 512MiB or 4096");
     expect_error("--model a --dtype fp8", "--dtype: \"fp8\" is not one of bf16, fp16, fp32");
     expect_error("--model a --resume=maybe", "--resume: \"maybe\" is not true or false");
     expect_error("--model a --nvme a,,b", "--nvme: \"a,,b\" is not a list: an item is empty");
@@ -107,7 +153,7 @@ TEST(opts_errors_are_exact)
     expect_error("--steps 4", "--model DIR is required: the model's folder");
 }
 
-/* --- the file ---------------------------------------------------------------------------------------------------- */
+/* --- the file --------------------------------------------------------------------------------- */
 
 static char config_path[64];
 
@@ -120,7 +166,8 @@ static const char *write_config(const char *text)
     return config_path;
 }
 
-static stk_status parse_with(const char *config, const char *more, struct target *t, bool *given, struct stk_error *err)
+static stk_status parse_with(const char *config, const char *more, struct target *t, bool *given,
+                             struct stk_error *err)
 {
     char line[512];
     snprintf(line, sizeof line, "%s --config %s", more, write_config(config));
@@ -135,14 +182,15 @@ TEST(opts_file_first_command_line_wins)
     bool given[N_ROWS];
     struct stk_error err = { 0 };
     uint64_t before = sys_alloc_bytes();
-    const char *config = "{\"model\": \"from file\", \"steps\": 5, \"lr\": 0.25, \"resume\": true, \"host-memory\": \"2GiB\",\n"
+    const char *config = "{\"model\": \"from file\", \"steps\": 5, \"lr\": 0.25, \"resume\": true, "
+                         "\"host-memory\": \"2GiB\",\n"
                          " \"nvme\": [\"p\", \"q,r\"], \"dtype\": \"bf16\"}";
     CHECK_OK(parse_with(config, "--steps 6", &t, given, &err), &err);
     CHECK(t.steps == 6 && t.lr == 0.25 && t.resume && t.host_memory == 2ull << 30 && t.dtype == 0);
-    CHECK(strcmp(t.model, "from file") == 0 && t.nvme.n == 3 && given[MODEL] && given[HOST]);
+    CHECK(same(t.model, "from file") && t.nvme.n == 3 && given[MODEL] && given[HOST]);
     opts_free(rows, N_ROWS, &t);
     CHECK_OK(parse_with(config, "--nvme only --model m", &t, given, &err), &err);
-    CHECK(t.nvme.n == 1 && strcmp(t.nvme.item[0], "only") == 0 && strcmp(t.model, "m") == 0);
+    CHECK(t.nvme.n == 1 && same(t.nvme.item[0], "only") && same(t.model, "m"));
     opts_free(rows, N_ROWS, &t);
     CHECK(sys_alloc_bytes() == before);
 }
@@ -162,7 +210,8 @@ TEST(opts_file_errors)
     expect_file_error("{\"steps\": 0}", ": steps: 0 is out of range, expected 1 to 1000000");
     expect_file_error("{\"steps\": 1.5}", ": steps: \"1.5\" is not a whole number");
     expect_file_error("{\"steps\": null}", ": steps: expected a string, a number, true or false");
-    expect_file_error("{\"nvme\": {}}", ": nvme: expected a string, a number, true or false, or an array of strings");
+    expect_file_error("{\"nvme\": {}}",
+                      ": nvme: expected a string, a number, true or false, or an array of strings");
     expect_file_error("{\"steps\": 1,\n \"steps\": 2}", "line 2");
     expect_file_error("{\"steps\": 1,", "not JSON");
     expect_file_error("[1]", "expected one JSON object");
@@ -192,28 +241,33 @@ TEST(opts_memory_faults_are_reported)
     CHECK(failures > 5 && failures < 39);
 }
 
-/* --- texts ------------------------------------------------------------------------------------------------------- */
+/* --- texts ------------------------------------------------------------------------------------ */
 
 TEST(opts_values_as_text_read_back)
 {
     struct target t, u;
     struct stk_error err = { 0 };
-    CHECK_OK(parse(&t, NULL, NULL, &err, "--model m --steps 12345 --lr 0.1 --host-memory 1.5GiB --resume --nvme a,b"), &err);
+    CHECK_OK(parse(&t, NULL, NULL, &err,
+                   "--model m --steps 12345 --lr 0.1 --host-memory 1.5GiB --resume --nvme a,b"),
+             &err);
     char line[1024] = "";
     static const char *const want[] = { "12345", "0.1", "1536MiB", "true", "m", "fp16", "a,b", "" };
     for (int i = 0; i < N_ROWS; i++) {
         char value[128];
         opts_value_text(&rows[i], &t, value, sizeof value);
         CHECK(strcmp(value, want[i]) == 0);
-        if (*value) snprintf(line + strlen(line), sizeof line - strlen(line), "--%s=%s ", rows[i].name, value);
+        if (*value)
+            snprintf(line + strlen(line), sizeof line - strlen(line), "--%s=%s ", rows[i].name,
+                     value);
     }
     CHECK_OK(parse(&u, NULL, NULL, &err, line), &err);
-    CHECK(u.steps == t.steps && u.lr == t.lr && u.host_memory == t.host_memory && u.resume && u.nvme.n == 2);
+    CHECK(u.steps == t.steps && u.lr == t.lr && u.host_memory == t.host_memory && u.resume
+          && u.nvme.n == 2);
     char small[4];
     opts_value_text(&rows[NVME], &t, small, sizeof small);
-    CHECK(strcmp(small, "a,b") == 0);
+    CHECK(same(small, "a,b"));
     opts_value_text(&rows[STEPS], &t, small, sizeof small);
-    CHECK(strcmp(small, "123") == 0);
+    CHECK(same(small, "123"));
     opts_free(rows, N_ROWS, &t);
     opts_free(rows, N_ROWS, &u);
 }
@@ -242,9 +296,9 @@ TEST(opts_help_is_aligned)
 TEST(opts_nearest_name)
 {
     static const char *const names[] = { "train", "check", "bench", "plan" };
-    CHECK(strcmp(opts_nearest("trian", names, 4), "train") == 0); /* a swap counts one */
-    CHECK(strcmp(opts_nearest("chek", names, 4), "check") == 0);
-    CHECK(strcmp(opts_nearest("plan", names, 4), "plan") == 0);
+    CHECK(same(opts_nearest("trian", names, 4), "train")); /* a swap counts one */
+    CHECK(same(opts_nearest("chek", names, 4), "check"));
+    CHECK(same(opts_nearest("plan", names, 4), "plan"));
     CHECK(opts_nearest("zzzzz", names, 4) == NULL);
     CHECK(opts_nearest("", names, 4) == NULL);
     CHECK(opts_nearest("train", names, 0) == NULL);

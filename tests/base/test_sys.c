@@ -1,4 +1,5 @@
-/* tests/base/test_sys.c - status codes and error sentences; the system's calls and their injected faults. */
+/* tests/base/test_sys.c - status codes and error sentences; the system's calls and their
+ * injected faults. */
 #include "base/sys.h"
 #include "tests/test.h"
 
@@ -10,14 +11,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* --- status ------------------------------------------------------------------------------------------------------ */
+/* --- status ----------------------------------------------------------------------------------- */
 
 TEST(status_every_code_has_name_and_text)
 {
-#define CHECK_CODE(name, value, text)                                                               \
-    CHECK((int)name == (value) && strcmp(stk_status_name(name), #name) == 0 && strcmp(stk_status_text(name), text) == 0);
+#define CHECK_CODE(name, value, text) \
+    CHECK((int)name == (value) && strcmp(stk_status_name(name), #name) == 0 \
+          && strcmp(stk_status_text(name), text) == 0);
     STK_STATUS_MAP(CHECK_CODE)
-    CHECK(strcmp(stk_status_name((stk_status)-99), "STK_?") == 0 && stk_status_text((stk_status)99) != NULL);
+    CHECK(strcmp(stk_status_name((stk_status)-99), "STK_?") == 0
+          && stk_status_text((stk_status)99) != NULL);
     /* errors are negative, the two that are none positive */
 #define CHECK_SIGN(name, value, text) CHECK(((value) < 0) == (strncmp(#name, "STK_ERR_", 8) == 0));
     STK_STATUS_MAP(CHECK_SIGN)
@@ -38,7 +41,8 @@ TEST(status_first_error_wins)
     CHECK(stk_error_set(&a, STK_ERR_NOMEM, ENOMEM, "later") == STK_ERR_NOMEM);
     CHECK(a.code == STK_ERR_IO && a.os_errno == EIO && strcmp(a.text, "file x at 7") == 0);
     CHECK(strstr(a.file, "test_sys.c") && a.line > 0);
-    CHECK(stk_error_forward(&b, &a) == STK_ERR_IO && b.code == STK_ERR_IO && strcmp(b.text, a.text) == 0);
+    CHECK(stk_error_forward(&b, &a) == STK_ERR_IO && b.code == STK_ERR_IO
+          && strcmp(b.text, a.text) == 0);
     stk_error_clear(&a);
     CHECK(a.code == STK_OK && a.text[0] == '\0');
     stk_error_set(&a, STK_ERR_STATE, 0, "new");
@@ -70,7 +74,7 @@ TEST(status_assert_ends_the_process)
     CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
 }
 
-/* --- memory ------------------------------------------------------------------------------------------------------ */
+/* --- memory ----------------------------------------------------------------------------------- */
 
 TEST(sys_alloc_counts_and_zeroes)
 {
@@ -117,7 +121,7 @@ TEST(sys_mmap_touches_in_parallel)
     sys_munmap(p, 5000);
 }
 
-/* --- faults ------------------------------------------------------------------------------------------------------ */
+/* --- faults ----------------------------------------------------------------------------------- */
 
 TEST(sys_fault_hits_the_kth_calls)
 {
@@ -131,7 +135,8 @@ TEST(sys_fault_hits_the_kth_calls)
     CHECK(!failed[0] && !failed[1] && failed[2] && failed[3] && !failed[4] && !failed[5]);
     CHECK(sys_fault_seen(SYS_ALLOC) == 6);
     sys_fault_arm(SYS_ALLOC, 1, UINT64_MAX, EAGAIN);
-    CHECK(sys_calloc(1, 1) == NULL && errno == EAGAIN && sys_realloc(NULL, 1) == NULL && sys_strdup("x") == NULL);
+    CHECK(sys_calloc(1, 1) == NULL && errno == EAGAIN && sys_realloc(NULL, 1) == NULL
+          && sys_strdup("x") == NULL);
     CHECK(sys_format("%d", 1) == NULL && sys_fault_seen(SYS_ALLOC) == 4);
     sys_fault_arm(SYS_ALLOC, 0, 0, 0);
     void *p = sys_calloc(1, 1);
@@ -156,7 +161,8 @@ TEST(sys_fault_counts_across_threads)
     pthread_t t[THREADS];
     uint64_t failures[THREADS] = { 0 }, sum = 0, before = sys_alloc_bytes();
     sys_fault_arm(SYS_ALLOC, 100, 500, ENOMEM);
-    for (int i = 0; i < THREADS; i++) REQUIRE(pthread_create(&t[i], NULL, allocate_often, &failures[i]) == 0);
+    for (int i = 0; i < THREADS; i++)
+        REQUIRE(pthread_create(&t[i], NULL, allocate_often, &failures[i]) == 0);
     for (int i = 0; i < THREADS; i++) {
         pthread_join(t[i], NULL);
         sum += failures[i];
@@ -187,7 +193,7 @@ TEST(sys_thread_blocks_signals)
     sys_fault_arm(SYS_THREAD, 0, 0, 0);
 }
 
-/* --- files ------------------------------------------------------------------------------------------------------- */
+/* --- files ------------------------------------------------------------------------------------ */
 
 static char dir[64];
 
@@ -214,12 +220,14 @@ TEST(sys_files_whole_transfers)
     CHECK(fcntl(fd, F_GETFD) & FD_CLOEXEC);
     char text[] = "0123456789", back[16] = { 0 };
     CHECK(sys_write_full(fd, text, 10, 5) == 10);
-    CHECK(sys_read_full(fd, back, 16, 5) == 10 && memcmp(back, text, 10) == 0); /* less only at the end of the file */
+    CHECK(sys_read_full(fd, back, 16, 5) == 10
+          && memcmp(back, text, 10) == 0); /* less only at the end of the file */
     CHECK(sys_read_full(fd, back, 16, 100) == 0);
     CHECK(sys_read_some(fd, back, 5, 0) == 5 && back[0] == 0);
     CHECK(sys_write_some(fd, text, 3, 0) == 3);
     CHECK(sys_fsync(fd) == 0 && sys_fsync_dir(dir) == 0);
-    CHECK(sys_fallocate(fd, 1 << 20) == 0 && sys_fallocate(fd, 0) == 0 && sys_fallocate(fd, UINT64_MAX) == EFBIG);
+    CHECK(sys_fallocate(fd, 1 << 20) == 0 && sys_fallocate(fd, 0) == 0
+          && sys_fallocate(fd, UINT64_MAX) == EFBIG);
     struct stat st;
     CHECK(fstat(fd, &st) == 0 && st.st_size == 1 << 20);
     sys_close(fd);
@@ -279,7 +287,8 @@ TEST(sys_folders)
     sys_close(fd);
     CHECK(symlink(in_dir("keep"), in_dir("x/link")) == 0);
     CHECK(sys_remove_tree(in_dir("x")) == 0);
-    CHECK(access(in_dir("x"), F_OK) != 0 && access(in_dir("keep/me"), F_OK) == 0); /* links are not followed */
+    CHECK(access(in_dir("x"), F_OK) != 0
+          && access(in_dir("keep/me"), F_OK) == 0); /* links are not followed */
     CHECK(sys_remove_tree(in_dir("x")) == -1 && errno == ENOENT);
     CHECK(sys_remove_tree(dir) == 0);
 }
