@@ -93,11 +93,12 @@ static inline stk_status golden_read_windows(struct golden *g, struct stk_error 
     return st;
 }
 
-static inline stk_status golden_open(const char *name, struct golden *g, struct stk_error *err)
+/* `config`: "config.json", or "config.other.json" with the same model in the other spelling. */
+static inline stk_status golden_open_config(const char *name, const char *config, struct golden *g, struct stk_error *err)
 {
     char path[1024];
     *g = (struct golden){ .name = name };
-    STK_TRY(model_config_read(golden_path(name, "config.json", path, sizeof path), &g->cfg, err));
+    STK_TRY(model_config_read(golden_path(name, config, path, sizeof path), &g->cfg, err));
     STK_TRY(golden_read_shape(g, err));
     STK_TRY(golden_read_windows(g, err));
     STK_TRY(st_set_open(golden_path(name, "", path, sizeof path), &g->weights, err));
@@ -106,6 +107,11 @@ static inline stk_status golden_open(const char *name, struct golden *g, struct 
     STK_TRY(golden_scalar(g, "bf16_logits_err", &g->bf16_logits_err, err));
     g->logits = golden_f32(g, "logits", g->tokens * g->cfg.vocab, err);
     return g->logits ? STK_OK : STK_ERR_FORMAT;
+}
+
+static inline stk_status golden_open(const char *name, struct golden *g, struct stk_error *err)
+{
+    return golden_open_config(name, "config.json", g, err);
 }
 
 static inline void golden_close(struct golden *g)
@@ -152,9 +158,10 @@ static inline stk_status golden_fill(const struct golden_run *r, struct stk_erro
     return STK_OK;
 }
 
-/* `o`: seq, sequences and n_micro are set here; `c`: micro_batches, dtype and client_numerics are. All windows are one step. */
-static inline stk_status golden_run_open(struct golden *g, struct model_opts o, stk_config c, uint32_t n_micro,
-                                         struct golden_run *r, struct stk_error *err)
+/* `o`: seq, sequences and n_micro are set here; `c`: micro_batches, dtype and client_numerics are. All windows are one step.
+ * golden_run_start leaves the parameters to the caller. */
+static inline stk_status golden_run_start(struct golden *g, struct model_opts o, stk_config c, uint32_t n_micro,
+                                          struct golden_run *r, struct stk_error *err)
 {
     *r = (struct golden_run){ .g = g, .n_micro = n_micro, .micro_tokens = g->tokens / n_micro };
     if (g->windows % n_micro) return stk_error_set(err, STK_ERR_STATE, 0, "%u windows in %u parts", g->windows, n_micro);
@@ -168,7 +175,13 @@ static inline stk_status golden_run_open(struct golden *g, struct model_opts o, 
     STK_TRY(golden_engine(r, stk_open(&c, &r->e), err));
     STK_TRY(model_describe(r->m, r->e, err));
     STK_TRY(golden_engine(r, stk_seal(r->e, false), err));
-    STK_TRY(model_bind(r->m, r->e, err));
+    return model_bind(r->m, r->e, err);
+}
+
+static inline stk_status golden_run_open(struct golden *g, struct model_opts o, stk_config c, uint32_t n_micro,
+                                         struct golden_run *r, struct stk_error *err)
+{
+    STK_TRY(golden_run_start(g, o, c, n_micro, r, err));
     return golden_fill(r, err);
 }
 

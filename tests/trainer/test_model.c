@@ -18,12 +18,12 @@ static const struct model_opts opts_bf16 = { .act = OPS_BF16, .param = OPS_BF16,
 
 /* --- against transformers -------------------------------------------------------------------------------------------------------- */
 
-static void compare_f32(const char *name, stk_config c, struct model_opts o, uint32_t n_micro)
+static void compare_f32(const char *name, const char *config, stk_config c, struct model_opts o, uint32_t n_micro)
 {
     struct stk_error err = { 0 };
     struct golden g;
     struct golden_run r;
-    CHECK_OK(golden_open(name, &g, &err), &err);
+    CHECK_OK(golden_open_config(name, config, &g, &err), &err);
     CHECK_OK(golden_run_open(&g, o, c, n_micro, &r, &err), &err);
     CHECK_OK(golden_eval(&r, &err), &err);
     double logits = golden_logits_error(&r), eval_loss = fabs(r.loss - g.loss), worst = 0;
@@ -46,14 +46,15 @@ static void compare_f32(const char *name, stk_config c, struct model_opts o, uin
 
 TEST(model_golden_f32)
 {
-    for (size_t i = 0; i < GOLDEN_N; i++) compare_f32(golden_names[i], config_of(STK_ACT_KEEP), opts_f32, 1);
+    for (size_t i = 0; i < GOLDEN_N; i++) compare_f32(golden_names[i], "config.json", config_of(STK_ACT_KEEP), opts_f32, 1);
 }
 
+/* With the configuration in its other spelling. */
 TEST(model_golden_f32_discrete_recompute)
 {
     stk_config c = config_of(STK_ACT_RECOMPUTE);
     c.device = STK_DEVICE_HOST_DISCRETE;
-    for (size_t i = 0; i < GOLDEN_N; i++) compare_f32(golden_names[i], c, opts_f32, 1);
+    for (size_t i = 0; i < GOLDEN_N; i++) compare_f32(golden_names[i], "config.other.json", c, opts_f32, 1);
 }
 
 /* fp16 holds these weights exactly enough; the scale of the loss must leave the gradients as they were. */
@@ -63,8 +64,8 @@ TEST(model_golden_fp16_parameters)
     o.param = OPS_FP16;
     stk_config c = config_of(STK_ACT_KEEP);
     c.loss_scale = 1024;
-    compare_f32("llama_gqa_old", c, o, 1);
-    compare_f32("qwen3_tied_old", c, o, 1);
+    compare_f32("llama_gqa_old", "config.json", c, o, 1);
+    compare_f32("qwen3_tied_old", "config.json", c, o, 1);
 }
 
 static void compare_bf16(const char *name, stk_matmul matmul)
@@ -173,9 +174,9 @@ TEST(model_discrete_and_accumulation_orders_give_the_same_bits)
 
 TEST(model_micro_batches_add_up)
 {
-    compare_f32("llama_gqa_old", config_of(STK_ACT_KEEP), opts_f32, 2);
-    compare_f32("llama_gqa_old", config_of(STK_ACT_RECOMPUTE), opts_f32, 4);
-    compare_f32("qwen3_tied_old", config_of(STK_ACT_KEEP), opts_f32, 3);
+    compare_f32("llama_gqa_old", "config.json", config_of(STK_ACT_KEEP), opts_f32, 2);
+    compare_f32("llama_gqa_old", "config.json", config_of(STK_ACT_RECOMPUTE), opts_f32, 4);
+    compare_f32("qwen3_tied_old", "config.json", config_of(STK_ACT_KEEP), opts_f32, 3);
 }
 
 /* What is not frozen has the gradient it has without freezing, to the bit; what is frozen has none. */
@@ -229,6 +230,96 @@ TEST(model_frozen_tensors)
     check_freeze("qwen3_tied_old", "*_norm.weight", "_norm.weight", 4);
     check_freeze("qwen3_tied_old", "model.embed_tokens.weight", "embed_tokens", 1); /* shares its block with the final norm */
     check_freeze("qwen3_untied_sharded_new", "lm_head.weight", "lm_head", 1);
+}
+
+/* --- what the golden cases do not have -------------------------------------------------------------------------------------------- */
+
+static stk_status write_one(const struct golden_run *r, uint32_t t, uint64_t i, float x, struct stk_error *err)
+{
+    uint16_t bits;
+    convert_f32_to_bf16(&x, &bits, 1);
+    return golden_engine(r, stk_tensor_write(r->e, t, i, 1, &bits, STK_BF16), err);
+}
+
+static stk_status fill_with_biases(const struct golden_run *r, struct stk_error *err)
+{
+    for (uint32_t t = 0; t < model_tensor_count(r->m); t++) {
+        const struct model_tensor_info *info = model_tensor(r->m, t);
+        const struct st_tensor *w = st_set_find(r->g->weights, info->name);
+        uint16_t *bits = calloc(info->n_elems, sizeof *bits);
+        stk_status st = w ? st_set_read(r->g->weights, w, 0, w->size_bytes, bits, err) : STK_OK;
+        for (uint64_t i = 0; !w && i < info->n_elems; i++) bits[i] = (uint16_t)((i & 1 ? 0xbe00 : 0x3e00) + i % 7 * 16);
+        if (st == STK_OK) st = golden_engine(r, stk_tensor_write(r->e, t, 0, info->n_elems, bits, STK_BF16), err);
+        free(bits);
+        STK_TRY(st);
+    }
+    return STK_OK;
+}
+
+/* Central difference of the loss in one element of a bias, which fill_with_biases set to `value`. */
+static void check_difference(struct golden_run *r, uint32_t t, uint64_t i, float got, float scale)
+{
+    struct stk_error err = { 0 };
+    const float step = 1.0f / 64, at = 0.125f * (1 + (float)(i % 7) / 8), value = i & 1 ? -at : at;
+    CHECK_OK(write_one(r, t, i, value + step, &err), &err);
+    CHECK_OK(golden_eval(r, &err), &err);
+    double up = r->loss;
+    CHECK_OK(write_one(r, t, i, value - step, &err), &err);
+    CHECK_OK(golden_eval(r, &err), &err);
+    double difference = (up - r->loss) / (2 * (double)step);
+    CHECK_OK(write_one(r, t, i, value, &err), &err);
+    if (fabs(difference - (double)got) > 0.02 * (double)scale)
+        printf("# %s[%llu]: gradient %g, difference %g\n", model_tensor(r->m, t)->name, (unsigned long long)i, (double)got, difference);
+    CHECK(fabs(difference - (double)got) <= 0.02 * (double)scale);
+}
+
+/* Llama may have biases everywhere; no golden case has o, gate, up and down biases. */
+TEST(model_biases_against_differences)
+{
+    struct stk_error err = { 0 };
+    struct golden g;
+    struct golden_run r;
+    uint32_t seen = 0;
+    CHECK_OK(golden_open("llama_gqa_old", &g, &err), &err);
+    g.cfg.attention_bias = g.cfg.o_bias = g.cfg.mlp_bias = true;
+    CHECK_OK(golden_run_start(&g, opts_f32, config_of(STK_ACT_RECOMPUTE), 1, &r, &err), &err);
+    CHECK_OK(fill_with_biases(&r, &err), &err);
+    CHECK_OK(golden_step(&r, &err), &err);
+    for (uint32_t t = 0; t < model_tensor_count(r.m); t++) {
+        const struct model_tensor_info *info = model_tensor(r.m, t);
+        if (!strstr(info->name, ".bias")) continue;
+        float *grad = golden_grad(&r, t, &err), largest = 0;
+        REQUIRE(grad);
+        for (uint64_t i = 0; i < info->n_elems; i++) largest = fmaxf(largest, fabsf(grad[i]));
+        for (uint64_t i = 0; i < info->n_elems; i += 5) check_difference(&r, t, i, grad[i], largest);
+        free(grad);
+        seen++;
+    }
+    CHECK(seen == 14);
+    golden_run_close(&r);
+    golden_close(&g);
+}
+
+/* A step in which no token is a target: no gradient, and no NaN from a division by zero. */
+TEST(model_step_without_targets)
+{
+    struct stk_error err = { 0 };
+    struct golden g;
+    struct golden_run r;
+    CHECK_OK(golden_open("qwen3_tied_old", &g, &err), &err);
+    for (uint64_t i = 0; i < g.tokens; i++) g.target[i] = -1;
+    g.targets = 0;
+    CHECK_OK(golden_run_open(&g, opts_bf16, config_of(STK_ACT_KEEP), 1, &r, &err), &err);
+    CHECK_OK(golden_step(&r, &err), &err);
+    CHECK(model_loss_sum(r.m) == 0);
+    for (uint32_t t = 0; t < model_tensor_count(r.m); t++) {
+        float *grad = golden_grad(&r, t, &err);
+        REQUIRE(grad);
+        for (uint64_t i = 0; i < model_tensor(r.m, t)->n_elems; i++) CHECK(grad[i] == 0);
+        free(grad);
+    }
+    golden_run_close(&r);
+    golden_close(&g);
 }
 
 /* --- description and refusals --------------------------------------------------------------------------------------------------- */
