@@ -1,7 +1,9 @@
-/* base/convert.c - choosing a variant of the conversions between fp32, bf16, fp16 and the split master.
+/* base/convert.c - choosing a variant of the conversions between fp32, bf16, fp16 and the split
+ * master.
  *
- * Owns the table of variants (from convert_kernels.inc). Must not know chunks, tensors or the engine. The processor is asked
- * at each call (a cached flag and one environment variable), which is nothing beside a chunk. Pure; any thread. */
+ * Owns the table of variants (from convert_kernels.inc). Must not know chunks, tensors or the
+ * engine. The processor is asked at each call (a cached flag and one environment variable), which
+ * is nothing beside a chunk. Pure; any thread. */
 #include "base/convert_variants.h"
 
 #define CONVERT_ROW_AVX2(operation, parameters) .operation = convert_##operation##__avx2,
@@ -22,15 +24,18 @@ static const struct convert_kernel *convert_pick(void)
     return k;
 }
 
-/* The gradient casts multiply in floating point: under a fixed mode, so that the caller's does not change their bits. */
-void convert_grad_bf16(const float *acc, uint16_t *out, uint64_t n, float scale, struct convert_sum *sum)
+/* The gradient casts multiply in floating point: under a fixed mode, so that the caller's does not
+ * change their bits. */
+void convert_grad_bf16(const float *acc, uint16_t *out, uint64_t n, float scale,
+                       struct convert_sum *sum)
 {
     uint32_t saved = cpu_ftz_enter();
     convert_pick()->grad_bf16(acc, out, n, scale, sum);
     cpu_ftz_leave(saved);
 }
 
-void convert_grad_fp16(const float *acc, uint16_t *out, uint64_t n, float scale, struct convert_sum *sum)
+void convert_grad_fp16(const float *acc, uint16_t *out, uint64_t n, float scale,
+                       struct convert_sum *sum)
 {
     uint32_t saved = cpu_ftz_enter();
     convert_pick()->grad_fp16(acc, out, n, scale, sum);

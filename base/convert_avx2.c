@@ -1,7 +1,9 @@
-/* base/convert_avx2.c - the conversions with AVX2 and F16C; the last elements as convert_scalar.c does them.
+/* base/convert_avx2.c - the conversions with AVX2 and F16C; the last elements as convert_scalar.c
+ * does them.
  *
- * Compiled with flags of its own (meson.build): called only after the dispatch in convert.c has asked the processor. Integer
- * arithmetic but for the scaling and the sums of the gradient casts. Any thread. */
+ * Compiled with flags of its own (meson.build): called only after the dispatch in convert.c has
+ * asked the processor. Integer arithmetic but for the scaling and the sums of the gradient casts.
+ * Any thread. */
 #include "base/convert_variants.h"
 
 #include <immintrin.h>
@@ -12,7 +14,8 @@ static inline __m256i bf16_from_f32(__m256 x) /* in the low half of each 32-bit 
     __m256i magnitude = _mm256_and_si256(u, _mm256_set1_epi32(0x7fffffff));
     __m256i nan = _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(0x7f800000));
     __m256i high = _mm256_srli_epi32(u, 16), odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
-    __m256i even = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd), 16);
+    __m256i even = _mm256_srli_epi32(
+        _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd), 16);
     return _mm256_blendv_epi8(even, _mm256_or_si256(high, _mm256_set1_epi32(0x40)), nan);
 }
 
@@ -21,10 +24,7 @@ static inline __m128i narrow_u16(__m256i x) /* lanes in [0, 65535] */
     return _mm_packus_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
 }
 
-static inline __m128i load_u16(const void *p)
-{
-    return _mm_loadu_si128(p);
-}
+static inline __m128i load_u16(const void *p) { return _mm_loadu_si128(p); }
 
 static inline __m256 f32_from_bf16(__m256i x) /* from the low half of each 32-bit lane */
 {
@@ -37,13 +37,15 @@ static inline uint64_t sum_squares(__m256 x, __m256d *low, __m256d *high)
     __m256i exponent = _mm256_set1_epi32(0x7f800000), u = _mm256_castps_si256(x);
     __m256 bad = _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(u, exponent), exponent));
     __m256 good = _mm256_andnot_ps(bad, x);
-    __m256d a = _mm256_cvtps_pd(_mm256_castps256_ps128(good)), b = _mm256_cvtps_pd(_mm256_extractf128_ps(good, 1));
+    __m256d a = _mm256_cvtps_pd(_mm256_castps256_ps128(good)),
+            b = _mm256_cvtps_pd(_mm256_extractf128_ps(good, 1));
     *low = _mm256_add_pd(*low, _mm256_mul_pd(a, a));
     *high = _mm256_add_pd(*high, _mm256_mul_pd(b, b));
     return (uint64_t)__builtin_popcount((unsigned)_mm256_movemask_ps(bad));
 }
 
-static inline __attribute__((always_inline)) void grad_cast(const float *acc, uint16_t *out, uint64_t n, float scale,
+static inline __attribute__((always_inline)) void grad_cast(const float *acc, uint16_t *out,
+                                                            uint64_t n, float scale,
                                                             struct convert_sum *sum, bool fp16)
 {
     __m256d s0 = _mm256_setzero_pd(), s1 = s0, s2 = s0, s3 = s0;
@@ -79,12 +81,14 @@ static inline __attribute__((always_inline)) void grad_cast(const float *acc, ui
     convert_sum_fold(lanes, nonfinite, sum);
 }
 
-void convert_grad_bf16__avx2(const float *acc, uint16_t *out, uint64_t n, float scale, struct convert_sum *sum)
+void convert_grad_bf16__avx2(const float *acc, uint16_t *out, uint64_t n, float scale,
+                             struct convert_sum *sum)
 {
     grad_cast(acc, out, n, scale, sum, false);
 }
 
-void convert_grad_fp16__avx2(const float *acc, uint16_t *out, uint64_t n, float scale, struct convert_sum *sum)
+void convert_grad_fp16__avx2(const float *acc, uint16_t *out, uint64_t n, float scale,
+                             struct convert_sum *sum)
 {
     grad_cast(acc, out, n, scale, sum, true);
 }
@@ -96,7 +100,8 @@ void convert_split__avx2(const float *master, uint16_t *param, int16_t *low, uin
         __m256i u = _mm256_castps_si256(_mm256_loadu_ps(master + i));
         __m256i high = _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x8000)), 16);
         __m256i rest = _mm256_sub_epi32(u, _mm256_slli_epi32(high, 16)); /* in [-32768, 32767] */
-        __m128i packed = _mm_packs_epi32(_mm256_castsi256_si128(rest), _mm256_extracti128_si256(rest, 1));
+        __m128i packed = _mm_packs_epi32(_mm256_castsi256_si128(rest),
+                                         _mm256_extracti128_si256(rest, 1));
         _mm_storeu_si128((__m128i *)(void *)(param + i), narrow_u16(high));
         _mm_storeu_si128((__m128i *)(void *)(low + i), packed);
     }
@@ -117,7 +122,8 @@ void convert_join__avx2(const uint16_t *param, const int16_t *low, float *master
 void convert_bf16_to_f32__avx2(const uint16_t *in, float *out, uint64_t n)
 {
     uint64_t i = 0;
-    for (; i + 8 <= n; i += 8) _mm256_storeu_ps(out + i, f32_from_bf16(_mm256_cvtepu16_epi32(load_u16(in + i))));
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(out + i, f32_from_bf16(_mm256_cvtepu16_epi32(load_u16(in + i))));
     convert_bf16_to_f32__scalar(in + i, out + i, n - i);
 }
 
@@ -132,7 +138,8 @@ void convert_f32_to_bf16__avx2(const float *in, uint16_t *out, uint64_t n)
 {
     uint64_t i = 0;
     for (; i + 8 <= n; i += 8)
-        _mm_storeu_si128((__m128i *)(void *)(out + i), narrow_u16(bf16_from_f32(_mm256_loadu_ps(in + i))));
+        _mm_storeu_si128((__m128i *)(void *)(out + i),
+                         narrow_u16(bf16_from_f32(_mm256_loadu_ps(in + i))));
     convert_f32_to_bf16__scalar(in + i, out + i, n - i);
 }
 
@@ -140,6 +147,7 @@ void convert_f32_to_fp16__avx2(const float *in, uint16_t *out, uint64_t n)
 {
     uint64_t i = 0;
     for (; i + 8 <= n; i += 8)
-        _mm_storeu_si128((__m128i *)(void *)(out + i), _mm256_cvtps_ph(_mm256_loadu_ps(in + i), _MM_FROUND_TO_NEAREST_INT));
+        _mm_storeu_si128((__m128i *)(void *)(out + i),
+                         _mm256_cvtps_ph(_mm256_loadu_ps(in + i), _MM_FROUND_TO_NEAREST_INT));
     convert_f32_to_fp16__scalar(in + i, out + i, n - i);
 }

@@ -1,16 +1,18 @@
 /* base/convert_scalar.c - the conversions, one element at a time: the definition of their bits.
  *
- * Reads like base/numeric.h. Owns the fixed order of the norm's sums, which the SIMD variants share. Compiled for the base
- * instruction set. Must not know chunks or the engine. Any thread; the gradient casts under cpu_ftz_enter (convert.c). */
+ * Reads like base/numeric.h. Owns the fixed order of the norm's sums, which the SIMD variants
+ * share. Compiled for the base instruction set. Must not know chunks or the engine. Any thread; the
+ * gradient casts under cpu_ftz_enter (convert.c). */
 #include "base/numeric.h"
 #include "base/convert_variants.h"
 
 #include <math.h>
 
-/* The square of a 16-bit float is exact in double, so only the additions round, and their order is fixed by i. A non-finite
- * element stays out of the lanes: convert_sum_fold makes the sum infinite, whatever mix of NaN and infinities there was. */
-uint64_t convert_grad_bf16_some(const float *acc, uint16_t *out, uint64_t begin, uint64_t n, float scale,
-                                double lanes[CONVERT_LANES])
+/* The square of a 16-bit float is exact in double, so only the additions round, and their order is
+ * fixed by i. A non-finite element stays out of the lanes: convert_sum_fold makes the sum infinite,
+ * whatever mix of NaN and infinities there was. */
+uint64_t convert_grad_bf16_some(const float *acc, uint16_t *out, uint64_t begin, uint64_t n,
+                                float scale, double lanes[CONVERT_LANES])
 {
     uint64_t nonfinite = 0;
     for (uint64_t i = begin; i < n; i++) {
@@ -25,8 +27,8 @@ uint64_t convert_grad_bf16_some(const float *acc, uint16_t *out, uint64_t begin,
     return nonfinite;
 }
 
-uint64_t convert_grad_fp16_some(const float *acc, uint16_t *out, uint64_t begin, uint64_t n, float scale,
-                                double lanes[CONVERT_LANES])
+uint64_t convert_grad_fp16_some(const float *acc, uint16_t *out, uint64_t begin, uint64_t n,
+                                float scale, double lanes[CONVERT_LANES])
 {
     uint64_t nonfinite = 0;
     for (uint64_t i = begin; i < n; i++) {
@@ -49,14 +51,16 @@ void convert_sum_fold(double lanes[CONVERT_LANES], uint64_t nonfinite, struct co
     sum->nonfinite = nonfinite;
 }
 
-void convert_grad_bf16__scalar(const float *acc, uint16_t *out, uint64_t n, float scale, struct convert_sum *sum)
+void convert_grad_bf16__scalar(const float *acc, uint16_t *out, uint64_t n, float scale,
+                               struct convert_sum *sum)
 {
     double lanes[CONVERT_LANES] = { 0 };
     uint64_t nonfinite = convert_grad_bf16_some(acc, out, 0, n, scale, lanes);
     convert_sum_fold(lanes, nonfinite, sum);
 }
 
-void convert_grad_fp16__scalar(const float *acc, uint16_t *out, uint64_t n, float scale, struct convert_sum *sum)
+void convert_grad_fp16__scalar(const float *acc, uint16_t *out, uint64_t n, float scale,
+                               struct convert_sum *sum)
 {
     double lanes[CONVERT_LANES] = { 0 };
     uint64_t nonfinite = convert_grad_fp16_some(acc, out, 0, n, scale, lanes);

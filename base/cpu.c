@@ -1,8 +1,10 @@
 /* base/cpu.c - instruction sets, the number of cores, the floating point state.
  *
  * Owns: nothing; reads the processor, the affinity mask and the cgroup's quota anew at each call.
- * Must not know: kernels, teams. Without x86-64 everything is CPU_SCALAR and the floating point state is left alone.
- * Source of the CPUID bits: Intel SDM volume 2A, CPUID, and AMD APM volume 3, appendix E. Thread: any. */
+ * Must not know: kernels, teams. Without x86-64 everything is CPU_SCALAR and the floating point
+ * state is left alone.
+ * Source of the CPUID bits: Intel SDM volume 2A, CPUID, and AMD APM volume 3, appendix E.
+ * Thread: any. */
 #include "base/cpu.h"
 #include "base/cgroup.h"
 #include "base/sys.h"
@@ -23,7 +25,9 @@ const char *cpu_isa_name(enum cpu_isa isa)
 #include <cpuid.h>
 #include <xmmintrin.h>
 
-struct leaf { uint32_t a, b, c, d; };
+struct leaf {
+    uint32_t a, b, c, d;
+};
 
 static struct leaf cpuid_leaf(uint32_t leaf, uint32_t sub)
 {
@@ -50,7 +54,8 @@ static enum cpu_isa isa_of_processor(void)
     struct leaf one = cpuid_leaf(1, 0), seven = cpuid_leaf(7, 0);
     uint64_t saved = saved_state();
     uint32_t fma_avx_f16c = (1u << 12) | (1u << 28) | (1u << 29);
-    if (!has_bits(saved, XCR0_AVX) || !has_bits(one.c, fma_avx_f16c) || !has_bits(seven.b, 1u << 5)) return CPU_SCALAR;
+    if (!has_bits(saved, XCR0_AVX) || !has_bits(one.c, fma_avx_f16c) || !has_bits(seven.b, 1u << 5))
+        return CPU_SCALAR;
     uint32_t f_dq_bw_vl = (1u << 16) | (1u << 17) | (1u << 30) | (1u << 31);
     return has_bits(saved, XCR0_AVX512) && has_bits(seven.b, f_dq_bw_vl) ? CPU_AVX512 : CPU_AVX2;
 }
@@ -59,7 +64,8 @@ bool cpu_has_bf16(void)
 {
     if (cpu_isa_best() != CPU_AVX512) return false;
     bool avx512_bf16 = has_bits(cpuid_leaf(7, 1).a, 1u << 5);
-    bool amx_bf16 = has_bits(saved_state(), XCR0_AMX) && has_bits(cpuid_leaf(7, 0).d, (1u << 22) | (1u << 24));
+    bool amx_bf16 =
+        has_bits(saved_state(), XCR0_AMX) && has_bits(cpuid_leaf(7, 0).d, (1u << 22) | (1u << 24));
     return avx512_bf16 || amx_bf16;
 }
 
@@ -85,10 +91,7 @@ uint32_t cpu_ftz_enter(void)
     return saved;
 }
 
-void cpu_ftz_leave(uint32_t saved)
-{
-    _mm_setcsr(saved);
-}
+void cpu_ftz_leave(uint32_t saved) { _mm_setcsr(saved); }
 
 #else
 
@@ -115,9 +118,10 @@ enum cpu_isa cpu_isa_best(void)
     return best;
 }
 
-/* --- cores ------------------------------------------------------------------------------------------------------- */
+/* --- cores ------------------------------------------------------------------------------------ */
 
-/* The mask grows until the kernel's fits: machines with more than 1024 processors refuse a cpu_set_t. 0: unknown. */
+/* The mask grows until the kernel's fits: machines with more than 1024 processors refuse a
+ * cpu_set_t. 0: unknown. */
 static uint32_t count_affinity(void)
 {
     for (int n = 1024; n <= 1 << 20; n *= 2) {
@@ -133,7 +137,8 @@ static uint32_t count_affinity(void)
     return 0;
 }
 
-/* In a captured tree the mask is that of its proc/self/status: "Cpus_allowed:   ff,ffffffff". 0: unknown. */
+/* In a captured tree the mask is that of its proc/self/status: "Cpus_allowed:   ff,ffffffff". 0:
+ * unknown. */
 static uint32_t count_captured(const char *root)
 {
     char text[CGROUP_FILE_MAX];
@@ -148,8 +153,8 @@ static uint32_t count_captured(const char *root)
     return count;
 }
 
-/* Lowers *arg to the whole cores that this folder's quota allows. Rounded down: a thread more than the quota has would be
- * stopped in every period, and a team waits for its slowest member. */
+/* Lowers *arg to the whole cores that this folder's quota allows. Rounded down: a thread more
+ * than the quota has would be stopped in every period, and a team waits for its slowest member. */
 static void visit_quota(const char *root, const char *dir, bool v2, void *arg)
 {
     uint32_t *count = arg;
@@ -158,7 +163,8 @@ static void visit_quota(const char *root, const char *dir, bool v2, void *arg)
         char path[4096], text[CGROUP_FILE_MAX];
         snprintf(path, sizeof path, "%s/cpu.max", dir);
         unsigned long long q, p;
-        if (!cgroup_read_text(root, path, text) || sscanf(text, "%llu %llu", &q, &p) != 2) return; /* "max 100000" */
+        if (!cgroup_read_text(root, path, text) || sscanf(text, "%llu %llu", &q, &p) != 2)
+            return; /* "max 100000" */
         quota = q;
         period = p;
     } else if (!cgroup_read_number(root, dir, "cpu.cfs_quota_us", &quota)

@@ -1,14 +1,15 @@
 /* base/exec.c - the part of execution that both backends share: tasks, queues, lanes' list, events.
  *
- * Owns: the rule that a queued task is not queued twice. Must not know: threads, the virtual clock (exec_threads.c,
- * exec_sim.c), teams (exec_team.c).
- * Thread: exec_post, exec_event_set and exec_now_ns from any; the rest from the application's thread. */
+ * Owns: the rule that a queued task is not queued twice. Must not know: threads, the virtual clock
+ * (exec_threads.c, exec_sim.c), teams (exec_team.c).
+ * Thread: exec_post, exec_event_set and exec_now_ns from any; the rest from the application's
+ * thread. */
 #include "base/exec_priv.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* --- queues ------------------------------------------------------------------------------------------------------ */
+/* --- queues ----------------------------------------------------------------------------------- */
 
 void exec_queue_push(struct exec_queue *q, struct exec_task *task)
 {
@@ -16,7 +17,8 @@ void exec_queue_push(struct exec_queue *q, struct exec_task *task)
     if (q->last) q->last->next = task;
     else q->first = task;
     q->last = task;
-    __atomic_store_n(&q->pushed, q->pushed + 1, __ATOMIC_RELAXED); /* a stall report reads it without the lock */
+    /* a stall report reads it without the lock */
+    __atomic_store_n(&q->pushed, q->pushed + 1, __ATOMIC_RELAXED);
 }
 
 void exec_queue_push_due(struct exec_queue *q, struct exec_task *task)
@@ -72,13 +74,15 @@ void exec_queue_drop_due(struct exec_queue *q)
     }
 }
 
-/* --- tasks ------------------------------------------------------------------------------------------------------- */
+/* --- tasks ------------------------------------------------------------------------------------ */
 
-/* Posting and beginning both exchange the state. So the two are ordered even when the post finds the task queued: what its
- * caller wrote before is visible to the run that is still to come. A load would not give that. */
+/* Posting and beginning both exchange the state. So the two are ordered even when the post finds
+ * the task queued: what its caller wrote before is visible to the run that is still to come. A
+ * load would not give that. */
 static bool claim(struct exec_lane *lane, struct exec_task *task)
 {
-    if (__atomic_exchange_n(&task->state, EXEC_TASK_QUEUED, __ATOMIC_ACQ_REL) != EXEC_TASK_IDLE) return false;
+    if (__atomic_exchange_n(&task->state, EXEC_TASK_QUEUED, __ATOMIC_ACQ_REL) != EXEC_TASK_IDLE)
+        return false;
     __atomic_store_n(&task->lane, lane, __ATOMIC_RELAXED);
     return true;
 }
@@ -117,9 +121,10 @@ bool exec_cancel(struct exec_task *task)
     return true;
 }
 
-/* --- lanes ------------------------------------------------------------------------------------------------------- */
+/* --- lanes ------------------------------------------------------------------------------------ */
 
-stk_status exec_lane_open(struct exec *ex, const char *name, struct exec_lane **out, struct stk_error *err)
+stk_status exec_lane_open(struct exec *ex, const char *name, struct exec_lane **out,
+                          struct stk_error *err)
 {
     struct exec_lane *lane;
     *out = NULL;
@@ -151,14 +156,16 @@ void exec_describe_lanes(const struct exec *ex, char *buf, size_t size_bytes)
     buf[0] = '\0';
     if (!ex->lanes) snprintf(buf, size_bytes, "none");
     for (const struct exec_lane *l = ex->lanes; l && at < size_bytes; l = l->next) {
-        /* read without the lanes' locks: numbers for a person, each of them a word written at once */
+        /* read without the lanes' locks: numbers for a person, each one word */
         uint64_t ran = __atomic_load_n(&l->ran, __ATOMIC_RELAXED);
         uint64_t pushed = __atomic_load_n(&l->queue.pushed, __ATOMIC_RELAXED);
-        int n = snprintf(buf + at, size_bytes - at, "%s%s (ran %llu", at ? ", " : "", l->name, (unsigned long long)ran);
+        int n = snprintf(buf + at, size_bytes - at, "%s%s (ran %llu", at ? ", " : "", l->name,
+                         (unsigned long long)ran);
         if (n < 0) return;
         at += (size_t)n;
         if (at < size_bytes && pushed > ran) {
-            n = snprintf(buf + at, size_bytes - at, ", %llu queued", (unsigned long long)(pushed - ran));
+            n = snprintf(buf + at, size_bytes - at, ", %llu queued",
+                         (unsigned long long)(pushed - ran));
             if (n < 0) return;
             at += (size_t)n;
         }
@@ -166,7 +173,7 @@ void exec_describe_lanes(const struct exec *ex, char *buf, size_t size_bytes)
     }
 }
 
-/* --- the world, events, sources ---------------------------------------------------------------------------------- */
+/* --- the world, events, sources --------------------------------------------------------------- */
 
 void exec_close(struct exec *ex)
 {
@@ -185,14 +192,18 @@ void exec_event_set(struct exec_event *ev) { ev->ex->ops->event_set(ev); }
 
 void exec_event_reset(struct exec_event *ev) { __atomic_store_n(&ev->set, 0, __ATOMIC_RELAXED); }
 
-bool exec_event_is_set(const struct exec_event *ev) { return __atomic_load_n(&ev->set, __ATOMIC_ACQUIRE) != 0; }
+bool exec_event_is_set(const struct exec_event *ev)
+{
+    return __atomic_load_n(&ev->set, __ATOMIC_ACQUIRE) != 0;
+}
 
 stk_status exec_event_wait(struct exec_event *ev, uint64_t deadline_ns, struct stk_error *err)
 {
     return ev->ex->ops->event_wait(ev, deadline_ns, err);
 }
 
-stk_status exec_source_add(struct exec *ex, const char *name, struct exec_source *src, struct stk_error *err)
+stk_status exec_source_add(struct exec *ex, const char *name, struct exec_source *src,
+                           struct stk_error *err)
 {
     STK_ASSERT(src->poll && src->wake && src->idle && !src->priv);
     return ex->ops->source_add(ex, name, src, err);

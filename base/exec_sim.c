@@ -1,8 +1,10 @@
-/* base/exec_sim.c - execution in simulation: one OS thread, a virtual clock, and choices drawn from a seed.
+/* base/exec_sim.c - execution in simulation: one OS thread, a virtual clock, and choices drawn from
+ * a seed.
  *
- * Owns: the virtual clock, the random numbers, the hash over every decision. The next thing to happen is, in this order:
- * a task of a lane that may run now (drawn), what a source has ready, the next instant at which a lane may run, what a
- * source still owes. If there is none of these, nothing can happen any more.
+ * Owns: the virtual clock, the random numbers, the hash over every decision. The next thing to
+ * happen is, in this order: a task of a lane that may run now (drawn), what a source has ready, the
+ * next instant at which a lane may run, what a source still owes. If there is none of these,
+ * nothing can happen any more.
  * Must not know: what tasks do, real time.
  * Thread: the application's, for everything. */
 #include "base/exec_priv.h"
@@ -43,7 +45,7 @@ static struct sim_world *world_of(const struct exec *ex)
     return (struct sim_world *)ex;
 }
 
-/* --- one step ---------------------------------------------------------------------------------------------------- */
+/* --- one step --------------------------------------------------------------------------------- */
 
 static bool runnable(struct sim_world *w, struct exec_lane *lane)
 {
@@ -55,7 +57,8 @@ static void run_one(struct sim_world *w, struct exec_lane *lane)
 {
     struct exec_task *task = exec_queue_pop(&lane->queue);
     lane->ran++;
-    w->trace = rng_hash64(w->trace ^ rng_hash64(((uint64_t)lane->index << 32) + 1) ^ rng_hash64(w->now_ns + 2));
+    w->trace = rng_hash64(w->trace ^ rng_hash64(((uint64_t)lane->index << 32) + 1)
+                          ^ rng_hash64(w->now_ns + 2));
     w->current = lane;
     exec_task_run(task);
     w->current = NULL;
@@ -116,7 +119,7 @@ static enum sim_step step(struct sim_world *w, uint64_t limit_ns)
     return poll_sources(w, true) ? SIM_RAN : SIM_NOTHING;
 }
 
-/* --- lanes ------------------------------------------------------------------------------------------------------- */
+/* --- lanes ------------------------------------------------------------------------------------ */
 
 static uint64_t sim_now_ns(const struct exec *ex) { return world_of(ex)->now_ns; }
 
@@ -124,7 +127,9 @@ static stk_status sim_lane_open(struct exec *ex, struct exec_lane **out, struct 
 {
     (void)ex;
     struct sim_lane *lane = sys_calloc(1, sizeof *lane);
-    if (!lane) return stk_error_set(err, STK_ERR_NOMEM, errno, "a lane: no memory for %zu bytes", sizeof *lane);
+    if (!lane)
+        return stk_error_set(err, STK_ERR_NOMEM, errno, "a lane: no memory for %zu bytes",
+                             sizeof *lane);
     *out = &lane->base;
     return STK_OK;
 }
@@ -154,7 +159,10 @@ static bool sim_remove(struct exec_lane *lane, struct exec_task *task)
     return exec_queue_remove(&lane->queue, task);
 }
 
-static bool sim_on_lane(const struct exec_lane *lane) { return world_of(lane->ex)->current == lane; }
+static bool sim_on_lane(const struct exec_lane *lane)
+{
+    return world_of(lane->ex)->current == lane;
+}
 
 static void sim_lane_close(struct exec_lane *lane)
 {
@@ -183,15 +191,19 @@ struct exec_lane *exec_lane_current(const struct exec *ex)
     return exec_kind_of(ex) == EXEC_SIM ? world_of(ex)->current : NULL;
 }
 
-/* --- events ------------------------------------------------------------------------------------------------------ */
+/* --- events ----------------------------------------------------------------------------------- */
 
-static void sim_event_set(struct exec_event *ev) { __atomic_store_n(&ev->set, 1, __ATOMIC_RELEASE); }
+static void sim_event_set(struct exec_event *ev)
+{
+    __atomic_store_n(&ev->set, 1, __ATOMIC_RELEASE);
+}
 
 static stk_status report_stall(const struct sim_world *w, const char *why, struct stk_error *err)
 {
     char lanes[512];
     exec_describe_lanes(&w->base, lanes, sizeof lanes);
-    return stk_error_set(err, STK_ERR_STALLED, 0, "%s at %" PRIu64 " ns (simulation, seed %" PRIu64 "); lanes: %s", why,
+    return stk_error_set(err, STK_ERR_STALLED, 0,
+                         "%s at %" PRIu64 " ns (simulation, seed %" PRIu64 "); lanes: %s", why,
                          w->now_ns, w->seed, lanes);
 }
 
@@ -201,23 +213,30 @@ static stk_status sim_event_wait(struct exec_event *ev, uint64_t deadline_ns, st
     uint64_t ran = 0;
     while (!exec_event_is_set(ev)) {
         enum sim_step did = w->now_ns > deadline_ns ? SIM_LIMIT : step(w, deadline_ns);
-        if (did == SIM_LIMIT) return report_stall(w, "what is waited for did not happen before the deadline", err);
+        if (did == SIM_LIMIT)
+            return report_stall(w, "what is waited for did not happen before the deadline", err);
         if (did == SIM_NOTHING)
-            return report_stall(w, "nothing can happen any more: no lane has work, no timer is set, no source owes anything",
+            return report_stall(w,
+                                "nothing can happen any more: no lane has work, no timer is set, "
+                                "no source owes anything",
                                 err);
         ran = did == SIM_MOVED ? 0 : ran + 1;
-        if (ran > tasks_at_one_instant) return report_stall(w, "tasks run without end and without time passing", err);
+        if (ran > tasks_at_one_instant)
+            return report_stall(w, "tasks run without end and without time passing", err);
     }
     return STK_OK;
 }
 
-/* --- sources and the world --------------------------------------------------------------------------------------- */
+/* --- sources and the world -------------------------------------------------------------------- */
 
-static stk_status sim_source_add(struct exec *ex, const char *name, struct exec_source *src, struct stk_error *err)
+static stk_status sim_source_add(struct exec *ex, const char *name, struct exec_source *src,
+                                 struct stk_error *err)
 {
     struct sim_world *w = world_of(ex);
     struct sim_source *s = sys_calloc(1, sizeof *s);
-    if (!s) return stk_error_set(err, STK_ERR_NOMEM, errno, "source %s: no memory for %zu bytes", name, sizeof *s);
+    if (!s)
+        return stk_error_set(err, STK_ERR_NOMEM, errno, "source %s: no memory for %zu bytes", name,
+                             sizeof *s);
     s->src = src;
     src->priv = s;
     struct sim_source **at = &w->sources;
@@ -281,7 +300,9 @@ stk_status exec_open_sim(uint64_t seed, struct exec **out, struct stk_error *err
 {
     struct sim_world *w = sys_calloc(1, sizeof *w);
     *out = NULL;
-    if (!w) return stk_error_set(err, STK_ERR_NOMEM, errno, "execution: no memory for %zu bytes", sizeof *w);
+    if (!w)
+        return stk_error_set(err, STK_ERR_NOMEM, errno, "execution: no memory for %zu bytes",
+                             sizeof *w);
     w->base.ops = &sim_ops;
     w->seed = seed;
     rng_seed(&w->rng, seed);

@@ -2,8 +2,9 @@
  *
  * Owns: the members' lanes and the list of jobs (the jobs themselves are the callers').
  * Must not know: what a slice does; which backend runs it.
- * Thread: exec_team_run from any; a member's task runs one slice, then queues itself again, and accounts for the slice
- * when it begins anew: so in the simulation a slice that made its lane busy ends only when that time is over. */
+ * Thread: exec_team_run from any; a member's task runs one slice, then queues itself again, and
+ * accounts for the slice when it begins anew: so in the simulation a slice that made its lane
+ * busy ends only when that time is over. */
 #include "base/exec.h"
 #include "base/sys.h"
 
@@ -15,34 +16,41 @@ struct member {
     struct exec_team *team;
     struct exec_lane *lane;
     struct exec_task task;
-    struct exec_team_job *ran; /* a slice of it has returned and is not accounted for; own lane only */
+    struct exec_team_job
+        *ran; /* a slice of it has returned and is not accounted for; own lane only */
 };
 
 struct exec_team {
     struct exec *ex;
-    pthread_mutex_t mutex;                /* what follows; never held while a slice runs */
-    struct exec_team_job *first, *last;   /* only slices of `first` are handed out */
-    struct exec_event *idle;              /* to set when the list is empty; NULL: nobody waits */
+    pthread_mutex_t mutex;              /* what follows; never held while a slice runs */
+    struct exec_team_job *first, *last; /* only slices of `first` are handed out */
+    struct exec_event *idle;            /* to set when the list is empty; NULL: nobody waits */
     uint32_t n_members;
     struct member member[];
 };
 
-/* Takes finished jobs off the list. Jobs do not overlap: one may read what the one before wrote. */
+/* Wakes as many members as the first job has slices for. Under the mutex: a job may end, and the
+ * team be closed, before a caller has woken its last member; who closes takes the mutex first
+ * and so finds nobody on the way to a lane. */
+static void wake_members(struct exec_team *team)
+{
+    for (uint32_t i = 0; i < team->n_members && i < team->first->n_slices; i++)
+        exec_post(team->member[i].lane, &team->member[i].task);
+}
+
+/* Takes finished jobs off the list and starts the next. Jobs do not overlap: one may read what
+ * the one before wrote. Under the mutex. */
 static void finish_jobs(struct exec_team *team)
 {
-    uint32_t wake = 0;
-    pthread_mutex_lock(&team->mutex);
     while (team->first && team->first->left == 0) {
         struct exec_team_job *job = team->first;
         team->first = job->next;
-        if (!team->first) team->last = NULL;
-        else wake = team->first->n_slices;
         /* the job is its caller's again once `done` begins */
         if (job->done) exec_post(job->done_lane, job->done);
     }
+    if (team->first) wake_members(team);
+    else team->last = NULL;
     if (!team->first && team->idle) exec_event_set(team->idle);
-    pthread_mutex_unlock(&team->mutex);
-    for (uint32_t i = 0; i < team->n_members && i < wake; i++) exec_post(team->member[i].lane, &team->member[i].task);
 }
 
 static struct exec_team_job *take_slice(struct exec_team *team, uint32_t *slice)
@@ -60,10 +68,9 @@ static void run_member(void *arg)
     struct member *m = arg;
     if (m->ran) {
         pthread_mutex_lock(&m->team->mutex);
-        bool last = --m->ran->left == 0;
+        if (--m->ran->left == 0) finish_jobs(m->team);
         pthread_mutex_unlock(&m->team->mutex);
         m->ran = NULL;
-        if (last) finish_jobs(m->team);
     }
     uint32_t slice = 0;
     struct exec_team_job *job = take_slice(m->team, &slice);
@@ -79,24 +86,26 @@ void exec_team_run(struct exec_team *team, struct exec_team_job *job)
     job->next = NULL;
     job->next_slice = 0;
     job->left = job->n_slices;
-    uint32_t wake = job->n_slices;
     pthread_mutex_lock(&team->mutex);
-    bool head = !team->first;
     if (team->last) team->last->next = job;
     else team->first = job;
     team->last = job;
+    if (team->first == job)
+        finish_jobs(team); /* else whoever finishes the job before starts this one */
     pthread_mutex_unlock(&team->mutex);
-    if (!head) return; /* whoever finishes the job before starts this one */
-    if (wake == 0) finish_jobs(team);
-    for (uint32_t i = 0; i < team->n_members && i < wake; i++) exec_post(team->member[i].lane, &team->member[i].task);
 }
 
-stk_status exec_team_open(struct exec *ex, const char *name, uint32_t members, struct exec_team **out, struct stk_error *err)
+stk_status exec_team_open(struct exec *ex, const char *name, uint32_t members,
+                          struct exec_team **out, struct stk_error *err)
 {
     *out = NULL;
-    if (members == 0) return stk_error_set(err, STK_ERR_CONFIG, 0, "team %s: at least one member is needed, not 0", name);
+    if (members == 0)
+        return stk_error_set(err, STK_ERR_CONFIG, 0,
+                             "team %s: at least one member is needed, not 0", name);
     struct exec_team *team = sys_calloc(1, sizeof *team + (size_t)members * sizeof team->member[0]);
-    if (!team) return stk_error_set(err, STK_ERR_NOMEM, errno, "team %s: no memory for %u members", name, members);
+    if (!team)
+        return stk_error_set(err, STK_ERR_NOMEM, errno, "team %s: no memory for %u members", name,
+                             members);
     team->ex = ex;
     pthread_mutex_init(&team->mutex, NULL);
     for (uint32_t i = 0; i < members; i++) {

@@ -1,8 +1,11 @@
 /* base/exec_threads.c - execution by OS threads: a lane is a thread, time is CLOCK_MONOTONIC.
  *
  * Owns: the threads, each lane's mutex and the one mutex and condition of all events.
- * Must not know: what tasks do. A lane's queue is touched under its mutex only; no code here takes two mutexes.
- * Thread: posts and event sets from any; lanes are opened and closed, sources added and removed by the application's. */
+ * Must not know: what tasks do. A lane's queue is touched under its mutex only; no code here takes
+ * two mutexes, and none is called back under one (a team's mutex is taken before a lane's or the
+ * events', never after).
+ * Thread: posts and event sets from any; lanes are opened and closed, sources added and removed
+ * by the application's. */
 #include "base/exec_priv.h"
 #include "base/sys.h"
 
@@ -65,7 +68,7 @@ static uint64_t threads_now_ns(const struct exec *ex)
     return clock_ns();
 }
 
-/* --- lanes ------------------------------------------------------------------------------------------------------- */
+/* --- lanes ------------------------------------------------------------------------------------ */
 
 static void *lane_main(void *arg)
 {
@@ -106,7 +109,9 @@ static void lane_free(struct thread_lane *lane)
 static stk_status threads_lane_open(struct exec *ex, struct exec_lane **out, struct stk_error *err)
 {
     struct thread_lane *lane = sys_calloc(1, sizeof *lane);
-    if (!lane) return stk_error_set(err, STK_ERR_NOMEM, errno, "a lane: no memory for %zu bytes", sizeof *lane);
+    if (!lane)
+        return stk_error_set(err, STK_ERR_NOMEM, errno, "a lane: no memory for %zu bytes",
+                             sizeof *lane);
     pthread_mutex_init(&lane->mutex, NULL);
     cond_init(&lane->wake);
     cond_init(&lane->idle);
@@ -119,8 +124,10 @@ static stk_status threads_lane_start(struct exec_lane *base, struct stk_error *e
     struct thread_lane *lane = (struct thread_lane *)base;
     int rc = sys_thread_start(&lane->thread, lane_main, lane);
     if (rc == 0) return STK_OK;
-    stk_error_set(err, STK_ERR_NOMEM, rc, "lane %s: the system starts no more threads: %s; see `ulimit -u` and the "
-                  "cgroup's pids.max", base->name, strerror(rc));
+    stk_error_set(err, STK_ERR_NOMEM, rc,
+                  "lane %s: the system starts no more threads: %s; see `ulimit -u` and the "
+                  "cgroup's pids.max",
+                  base->name, strerror(rc));
     lane_free(lane);
     return STK_ERR_NOMEM;
 }
@@ -194,11 +201,12 @@ static void threads_lane_close(struct exec_lane *base)
     lane_free(lane);
 }
 
-/* --- events ------------------------------------------------------------------------------------------------------ */
+/* --- events ----------------------------------------------------------------------------------- */
 
 static void threads_event_set(struct exec_event *ev)
 {
-    /* the event may be gone as soon as its waiter sees it set: afterwards only the world is touched */
+    /* the event may be gone as soon as its waiter sees it set: afterwards only the world is
+     * touched */
     struct thread_world *world = (struct thread_world *)ev->ex;
     pthread_mutex_lock(&world->mutex);
     __atomic_store_n(&ev->set, 1, __ATOMIC_RELEASE);
@@ -206,7 +214,8 @@ static void threads_event_set(struct exec_event *ev)
     pthread_mutex_unlock(&world->mutex);
 }
 
-static stk_status threads_event_wait(struct exec_event *ev, uint64_t deadline_ns, struct stk_error *err)
+static stk_status threads_event_wait(struct exec_event *ev, uint64_t deadline_ns,
+                                     struct stk_error *err)
 {
     struct thread_world *world = (struct thread_world *)ev->ex;
     pthread_mutex_lock(&world->mutex);
@@ -220,10 +229,11 @@ static stk_status threads_event_wait(struct exec_event *ev, uint64_t deadline_ns
     if (set) return STK_OK;
     char lanes[512];
     exec_describe_lanes(&world->base, lanes, sizeof lanes);
-    return stk_error_set(err, STK_ERR_STALLED, 0, "what is waited for did not happen before the deadline; lanes: %s", lanes);
+    return stk_error_set(err, STK_ERR_STALLED, 0,
+                         "what is waited for did not happen before the deadline; lanes: %s", lanes);
 }
 
-/* --- sources ----------------------------------------------------------------------------------------------------- */
+/* --- sources ---------------------------------------------------------------------------------- */
 
 static bool source_stopping(struct thread_source *s)
 {
@@ -252,11 +262,14 @@ static void source_free(struct thread_source *s)
     sys_free(s);
 }
 
-static stk_status threads_source_add(struct exec *ex, const char *name, struct exec_source *src, struct stk_error *err)
+static stk_status threads_source_add(struct exec *ex, const char *name, struct exec_source *src,
+                                     struct stk_error *err)
 {
     (void)ex;
     struct thread_source *s = sys_calloc(1, sizeof *s);
-    if (!s) return stk_error_set(err, STK_ERR_NOMEM, errno, "source %s: no memory for %zu bytes", name, sizeof *s);
+    if (!s)
+        return stk_error_set(err, STK_ERR_NOMEM, errno, "source %s: no memory for %zu bytes", name,
+                             sizeof *s);
     s->src = src;
     strncpy(s->name, name, sizeof s->name - 1);
     pthread_mutex_init(&s->mutex, NULL);
@@ -266,7 +279,8 @@ static stk_status threads_source_add(struct exec *ex, const char *name, struct e
     if (rc == 0) return STK_OK;
     src->priv = NULL;
     source_free(s);
-    return stk_error_set(err, STK_ERR_NOMEM, rc, "source %s: the system starts no more threads: %s", name, strerror(rc));
+    return stk_error_set(err, STK_ERR_NOMEM, rc, "source %s: the system starts no more threads: %s",
+                         name, strerror(rc));
 }
 
 static void threads_source_remove(struct exec *ex, struct exec_source *src)
@@ -279,7 +293,8 @@ static void threads_source_remove(struct exec *ex, struct exec_source *src)
         pthread_mutex_unlock(&s->mutex);
         src->wake(src->arg);
         pthread_mutex_lock(&s->mutex);
-        /* a wake that came just before poll began to wait may be lost: it is repeated until the thread has left */
+        /* a wake that came just before poll began to wait may be lost: it is repeated until the
+         * thread has left */
         if (!s->ended) cond_wait_until(&s->left, &s->mutex, clock_ns() + 10000000u);
     }
     pthread_mutex_unlock(&s->mutex);
@@ -288,10 +303,10 @@ static void threads_source_remove(struct exec *ex, struct exec_source *src)
     source_free(s);
 }
 
-/* --- the world --------------------------------------------------------------------------------------------------- */
+/* --- the world -------------------------------------------------------------------------------- */
 
-/* Lanes post to each other, so none may end before all are idle at one instant: that is so when a whole round finds each
- * idle and none was given a task since the round before. */
+/* Lanes post to each other, so none may end before all are idle at one instant: that is so when
+ * a whole round finds each idle and none was given a task since the round before. */
 static void threads_close(struct exec *ex)
 {
     struct thread_world *world = (struct thread_world *)ex;
@@ -300,7 +315,8 @@ static void threads_close(struct exec *ex)
     do {
         before = sum;
         sum = 0;
-        for (struct exec_lane *l = ex->lanes; l; l = l->next) sum += lane_wait_idle((struct thread_lane *)l);
+        for (struct exec_lane *l = ex->lanes; l; l = l->next)
+            sum += lane_wait_idle((struct thread_lane *)l);
     } while (sum != before);
     while (ex->lanes) threads_lane_close(ex->lanes);
     pthread_cond_destroy(&world->set);
@@ -328,7 +344,9 @@ stk_status exec_open_threads(struct exec **out, struct stk_error *err)
 {
     struct thread_world *world = sys_calloc(1, sizeof *world);
     *out = NULL;
-    if (!world) return stk_error_set(err, STK_ERR_NOMEM, errno, "execution: no memory for %zu bytes", sizeof *world);
+    if (!world)
+        return stk_error_set(err, STK_ERR_NOMEM, errno, "execution: no memory for %zu bytes",
+                             sizeof *world);
     world->base.ops = &threads_ops;
     pthread_mutex_init(&world->mutex, NULL);
     cond_init(&world->set);

@@ -1,6 +1,7 @@
 /* base/mem.c - the table of large memory by tier and owner.
  *
- * Owns: the rows, the budgets and every piece of host memory reserved through it (released together by mem_close).
+ * Owns: the rows, the budgets and every piece of host memory reserved through it (released together
+ * by mem_close).
  * Must not know: what is kept in the pieces; the machine (mem_limits.c reads it).
  * Thread: the one that sets up. */
 #include "base/mem.h"
@@ -36,7 +37,9 @@ stk_status mem_open(struct mem **out, struct stk_error *err)
 {
     struct mem *m = sys_calloc(1, sizeof *m);
     *out = m;
-    if (!m) return stk_error_set(err, STK_ERR_NOMEM, errno, "the memory table: no memory for %zu bytes", sizeof *m);
+    if (!m)
+        return stk_error_set(err, STK_ERR_NOMEM, errno, "the memory table: no memory for %zu bytes",
+                             sizeof *m);
     for (int t = 0; t < MEM_TIER_N; t++) m->budget_bytes[t] = UINT64_MAX;
     return STK_OK;
 }
@@ -50,13 +53,15 @@ void mem_close(struct mem *m)
     sys_free(m);
 }
 
-/* --- budgets ----------------------------------------------------------------------------------------------------- */
+/* --- budgets ---------------------------------------------------------------------------------- */
 
-void mem_set_budget(struct mem *m, enum mem_tier tier, uint64_t size_bytes, const char *budget_option)
+void mem_set_budget(struct mem *m, enum mem_tier tier, uint64_t size_bytes,
+                    const char *budget_option)
 {
     STK_ASSERT((unsigned)tier < MEM_TIER_N);
     m->budget_bytes[tier] = size_bytes;
-    snprintf(m->budget_option[tier], sizeof m->budget_option[tier], "%s", budget_option ? budget_option : "");
+    snprintf(m->budget_option[tier], sizeof m->budget_option[tier], "%s",
+             budget_option ? budget_option : "");
 }
 
 uint64_t mem_budget(const struct mem *m, enum mem_tier tier)
@@ -96,19 +101,21 @@ stk_status mem_check_budgets(const struct mem *m, struct stk_error *err)
         char need_text[24], budget_text[24], largest_text[24];
         const struct mem_row *largest = largest_of(m, (enum mem_tier)t);
         const char *option = m->budget_option[t];
-        return stk_error_set(err, STK_ERR_NOMEM, 0,
-                             "%s memory: %s are needed, %s allows %s; the largest owner is %s with %s%s%s",
-                             mem_tier_name((enum mem_tier)t), mem_size_format(need, need_text),
-                             *option ? option : "the budget", mem_size_format(budget, budget_text), largest->owner,
-                             mem_size_format(largest->size_bytes, largest_text), *largest->option ? ": try " : "",
-                             largest->option);
+        return stk_error_set(
+            err, STK_ERR_NOMEM, 0,
+            "%s memory: %s are needed, %s allows %s; the largest owner is %s with %s%s%s",
+            mem_tier_name((enum mem_tier)t), mem_size_format(need, need_text),
+            *option ? option : "the budget", mem_size_format(budget, budget_text), largest->owner,
+            mem_size_format(largest->size_bytes, largest_text), *largest->option ? ": try " : "",
+            largest->option);
     }
     return STK_OK;
 }
 
-/* --- rows and pieces --------------------------------------------------------------------------------------------- */
+/* --- rows and pieces -------------------------------------------------------------------------- */
 
-/* The array with room for one more element; NULL when memory is exhausted (the old array stays valid). */
+/* The array with room for one more element; NULL when memory is exhausted (the old array stays
+ * valid). */
 static void *make_room(void *array, uint32_t n, uint32_t *cap, size_t each_bytes)
 {
     if (n < *cap) return array;
@@ -121,21 +128,24 @@ static void *make_room(void *array, uint32_t n, uint32_t *cap, size_t each_bytes
 static stk_status refuse_sealed(const char *owner, uint64_t size_bytes, struct stk_error *err)
 {
     char text[24];
-    return stk_error_set(err, STK_ERR_STATE, 0,
-                         "%s asks for %s after the memory table was sealed: everything is reserved at start", owner,
-                         mem_size_format(size_bytes, text));
+    return stk_error_set(
+        err, STK_ERR_STATE, 0,
+        "%s asks for %s after the memory table was sealed: everything is reserved at start", owner,
+        mem_size_format(size_bytes, text));
 }
 
 static struct mem_row *find_row(struct mem *m, enum mem_tier tier, const char *owner)
 {
     /* a row keeps only so much of the name */
     for (uint32_t i = 0; i < m->n_rows; i++)
-        if (m->row[i].tier == tier && strncmp(m->row[i].owner, owner, sizeof m->row[i].owner - 1) == 0) return &m->row[i];
+        if (m->row[i].tier == tier
+            && strncmp(m->row[i].owner, owner, sizeof m->row[i].owner - 1) == 0)
+            return &m->row[i];
     return NULL;
 }
 
-stk_status mem_note(struct mem *m, enum mem_tier tier, const char *owner, const char *option, uint64_t size_bytes,
-                    struct stk_error *err)
+stk_status mem_note(struct mem *m, enum mem_tier tier, const char *owner, const char *option,
+                    uint64_t size_bytes, struct stk_error *err)
 {
     STK_ASSERT((unsigned)tier < MEM_TIER_N);
     if (m->sealed) return refuse_sealed(owner, size_bytes, err);
@@ -143,7 +153,8 @@ stk_status mem_note(struct mem *m, enum mem_tier tier, const char *owner, const 
     if (!row) {
         struct mem_row *rows = make_room(m->row, m->n_rows, &m->rows_cap, sizeof *m->row);
         if (!rows)
-            return stk_error_set(err, STK_ERR_NOMEM, errno, "the memory table: no memory for the row of %s", owner);
+            return stk_error_set(err, STK_ERR_NOMEM, errno,
+                                 "the memory table: no memory for the row of %s", owner);
         m->row = rows;
         row = &m->row[m->n_rows++];
         *row = (struct mem_row){ .tier = tier };
@@ -154,24 +165,28 @@ stk_status mem_note(struct mem *m, enum mem_tier tier, const char *owner, const 
     return STK_OK;
 }
 
-stk_status mem_reserve(struct mem *m, const char *owner, const char *option, uint64_t size_bytes, void **out,
-                       struct stk_error *err)
+stk_status mem_reserve(struct mem *m, const char *owner, const char *option, uint64_t size_bytes,
+                       void **out, struct stk_error *err)
 {
     char text[24];
     *out = NULL;
     if (m->sealed) return refuse_sealed(owner, size_bytes, err);
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
     uint64_t whole = size_bytes > UINT64_MAX - page ? 0 : (size_bytes + page - 1) / page * page;
-    if (whole == 0) whole = size_bytes ? UINT64_MAX - page + 1 : page; /* a piece of nothing still has an address */
+    if (whole == 0)
+        whole =
+            size_bytes ? UINT64_MAX - page + 1 : page; /* a piece of nothing still has an address */
     struct piece *pieces = make_room(m->piece, m->n_pieces, &m->pieces_cap, sizeof *m->piece);
     if (!pieces)
-        return stk_error_set(err, STK_ERR_NOMEM, errno, "the memory table: no memory for the piece of %s", owner);
+        return stk_error_set(err, STK_ERR_NOMEM, errno,
+                             "the memory table: no memory for the piece of %s", owner);
     m->piece = pieces;
     void *at = sys_mmap(whole, true);
     if (!at)
-        return stk_error_set(err, STK_ERR_NOMEM, errno, "host memory: the system refuses %s for %s: %s%s%s",
-                             mem_size_format(whole, text), owner, strerror(errno), option && *option ? "; try " : "",
-                             option ? option : "");
+        return stk_error_set(err, STK_ERR_NOMEM, errno,
+                             "host memory: the system refuses %s for %s: %s%s%s",
+                             mem_size_format(whole, text), owner, strerror(errno),
+                             option && *option ? "; try " : "", option ? option : "");
     stk_status status = mem_note(m, MEM_HOST, owner, option, whole, err);
     if (status != STK_OK) {
         sys_munmap(at, whole);

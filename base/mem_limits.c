@@ -1,6 +1,7 @@
 /* base/mem_limits.c - what the machine and the cgroups leave to this process, and sizes as text.
  *
- * Owns: nothing; reads /proc and the cgroup files anew at each call. Must not know: who needs the memory.
+ * Owns: nothing; reads /proc and the cgroup files anew at each call. Must not know: who needs the
+ * memory.
  * Sources: proc(5) meminfo and status; the kernel's cgroup-v1/memory and cgroup-v2 documents.
  * Thread: any; reads small files. */
 #include "base/cgroup.h"
@@ -16,14 +17,16 @@ static uint64_t read_status_kib(const char *key)
 {
     char text[CGROUP_FILE_MAX];
     uint64_t kib;
-    if (!cgroup_read_text("", "/proc/self/status", text) || !cgroup_find_number(text, key, &kib)) return 0;
+    if (!cgroup_read_text("", "/proc/self/status", text) || !cgroup_find_number(text, key, &kib))
+        return 0;
     return kib << 10;
 }
 
 uint64_t mem_resident_bytes(void) { return read_status_kib("VmRSS:"); }
 uint64_t mem_peak_bytes(void) { return read_status_kib("VmHWM:"); }
 
-/* File pages of this folder and all below it: the kernel takes them back before it refuses memory. */
+/* File pages of this folder and all below it: the kernel takes them back before it refuses
+ * memory. */
 static uint64_t reclaimable_bytes(const char *root, const char *dir, bool v2)
 {
     char path[4096], text[CGROUP_FILE_MAX];
@@ -46,8 +49,10 @@ static void visit_limit(const char *root, const char *dir, bool v2, void *arg)
         limit = high;
         file = "memory.high";
     }
-    if (limit >= (1ull << 62)) return; /* version 1 writes "none" as the largest page-aligned number */
-    if (!cgroup_read_number(root, dir, v2 ? "memory.current" : "memory.usage_in_bytes", &use)) return;
+    if (limit >= (1ull << 62))
+        return; /* version 1 writes "none" as the largest page-aligned number */
+    if (!cgroup_read_number(root, dir, v2 ? "memory.current" : "memory.usage_in_bytes", &use))
+        return;
     uint64_t cache = reclaimable_bytes(root, dir, v2);
     use = use > cache ? use - cache : 0;
     uint64_t room = limit > use ? limit - use : 0;
@@ -62,15 +67,17 @@ void mem_limits_read(const char *root, struct mem_limits *out)
     char text[CGROUP_FILE_MAX];
     *out = (struct mem_limits){ .cgroup_limit_bytes = UINT64_MAX };
     uint64_t total = 0, available = 0;
-    bool known = cgroup_read_text(root, "/proc/meminfo", text) && cgroup_find_number(text, "MemTotal:", &total)
+    bool known = cgroup_read_text(root, "/proc/meminfo", text)
+                 && cgroup_find_number(text, "MemTotal:", &total)
                  && cgroup_find_number(text, "MemAvailable:", &available);
     out->total_bytes = total << 10;
     out->available_bytes = known ? available << 10 : UINT64_MAX;
-    snprintf(out->why, sizeof out->why, "%s", known ? "MemAvailable of /proc/meminfo" : "nothing known: no /proc/meminfo");
+    snprintf(out->why, sizeof out->why, "%s",
+             known ? "MemAvailable of /proc/meminfo" : "nothing known: no /proc/meminfo");
     cgroup_walk(root, "memory", visit_limit, out);
 }
 
-/* --- sizes as text ----------------------------------------------------------------------------------------------- */
+/* --- sizes as text ---------------------------------------------------------------------------- */
 
 /* Bytes in one unit; a lone letter is binary. 0: no such unit. */
 static uint64_t unit_bytes(const char *unit)
@@ -94,13 +101,15 @@ bool mem_size_parse(const char *text, uint64_t *out_bytes)
     const char *at = text;
     if (*at < '0' || *at > '9') return false;
     for (; *at >= '0' && *at <= '9'; at++)
-        if (__builtin_mul_overflow(whole, 10u, &whole) || __builtin_add_overflow(whole, (uint64_t)(*at - '0'), &whole))
+        if (__builtin_mul_overflow(whole, 10u, &whole)
+            || __builtin_add_overflow(whole, (uint64_t)(*at - '0'), &whole))
             return false;
     bool fractional = *at == '.';
     if (fractional) {
         if (at[1] < '0' || at[1] > '9') return false;
         for (at++; *at >= '0' && *at <= '9'; at++) {
-            if (scale >= 1000000000000000000u) continue; /* beyond 18 digits nothing changes a byte */
+            if (scale >= 1000000000000000000u)
+                continue; /* beyond 18 digits nothing changes a byte */
             fraction = fraction * 10 + (uint64_t)(*at - '0');
             scale *= 10;
         }

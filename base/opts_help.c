@@ -8,11 +8,12 @@
 #include <stdio.h>
 #include <string.h>
 
-/* --- the nearest name -------------------------------------------------------------------------------------------- */
+/* --- the nearest name ------------------------------------------------------------------------- */
 
 enum { WORD_MAX = 63 };
 
-/* Insertions, deletions, substitutions and swaps of neighbours ("optimal string alignment"), each counting one. */
+/* Insertions, deletions, substitutions and swaps of neighbours ("optimal string alignment"),
+ * each counting one. */
 static uint32_t edit_distance(const char *a, const char *b)
 {
     uint32_t rows[3][WORD_MAX + 1], n = (uint32_t)strlen(a), m = (uint32_t)strlen(b);
@@ -46,10 +47,13 @@ const char *opts_nearest(const char *word, const char *const *names, uint32_t n)
     return best;
 }
 
-/* --- help -------------------------------------------------------------------------------------------------------- */
+/* --- help ------------------------------------------------------------------------------------- */
 
 /* Text that is first measured (buf NULL), then written. */
-struct text { char *buf; size_t at; };
+struct text {
+    char *buf;
+    size_t at;
+};
 
 __attribute__((format(printf, 2, 3))) static void add(struct text *t, const char *fmt, ...)
 {
@@ -64,8 +68,10 @@ __attribute__((format(printf, 2, 3))) static void add(struct text *t, const char
 static const char *arg_of(const struct opt_row *row)
 {
     if (row->arg) return row->arg;
-    static const char *const usual[] = { [OPT_FLAG] = "", [OPT_U64] = "N", [OPT_DOUBLE] = "X", [OPT_SIZE] = "SIZE",
-                                         [OPT_STRING] = "TEXT", [OPT_CHOICE] = "CHOICE", [OPT_LIST] = "A,B" };
+    static const char *const usual[] = {
+        [OPT_FLAG] = "",       [OPT_U64] = "N",         [OPT_DOUBLE] = "X", [OPT_SIZE] = "SIZE",
+        [OPT_STRING] = "TEXT", [OPT_CHOICE] = "CHOICE", [OPT_LIST] = "A,B"
+    };
     return usual[row->type];
 }
 
@@ -84,7 +90,8 @@ static void add_row(struct text *t, const struct opt_row *row, size_t column)
     }
     if (*range) add(t, "%s%s", open, range), open = "; ";
     if (row->required) add(t, "%srequired", open), open = "; ";
-    else if (row->def && *row->def && row->type != OPT_FLAG) add(t, "%sdefault %s", open, row->def), open = "; ";
+    else if (row->def && *row->def && row->type != OPT_FLAG)
+        add(t, "%sdefault %s", open, row->def), open = "; ";
     add(t, "%s\n", strcmp(open, "; ") == 0 ? ")" : "");
 }
 

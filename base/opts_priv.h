@@ -19,12 +19,14 @@ struct opts_where {
 };
 
 /* Writes `text` into the row's field; a LIST appends each comma-separated item. */
-stk_status opts_set(const struct opt_row *row, void *target, const char *text, struct opts_where where, struct stk_error *err);
+stk_status opts_set(const struct opt_row *row, void *target, const char *text,
+                    struct opts_where where, struct stk_error *err);
 /* Empties the row's field, releasing copies. */
 void opts_reset(const struct opt_row *row, void *target);
 /* Row of that name, or n_rows. */
 uint32_t opts_find(const struct opts_parse *p, const char *name);
-stk_status opts_refuse_unknown(const struct opts_parse *p, struct opts_where where, struct stk_error *err);
+stk_status opts_refuse_unknown(const struct opts_parse *p, struct opts_where where,
+                               struct stk_error *err);
 
 /* "1 to 8", "at least 1", or "" without a range: for errors and for the help. */
 void opts_range_text(const struct opt_row *row, char *buf, size_t size_bytes);

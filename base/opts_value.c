@@ -1,6 +1,7 @@
 /* base/opts_value.c - one value: text to field with its checks, and field to text.
  *
- * Owns: what counts as a number, a size, a choice, and the sentences when a value is none. Must not know: argv, files.
+ * Owns: what counts as a number, a size, a choice, and the sentences when a value is none. Must not
+ * know: argv, files.
  * Thread: any, on a target of its own. */
 #include "base/mem.h"
 #include "base/opts_priv.h"
@@ -13,7 +14,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void *field_of(const struct opt_row *row, void *target) { return (char *)target + row->offset; }
+static void *field_of(const struct opt_row *row, void *target)
+{
+    return (char *)target + row->offset;
+}
 
 void opts_reset(const struct opt_row *row, void *target)
 {
@@ -37,7 +41,7 @@ void opts_reset(const struct opt_row *row, void *target)
     }
 }
 
-/* --- ranges ------------------------------------------------------------------------------------------------------ */
+/* --- ranges ----------------------------------------------------------------------------------- */
 
 static void bound_text(const struct opt_row *row, double bound, char *buf, size_t size_bytes)
 {
@@ -61,26 +65,30 @@ void opts_range_text(const struct opt_row *row, char *buf, size_t size_bytes)
     snprintf(buf, size_bytes, "%s to %s", low, high);
 }
 
-static stk_status check_range(const struct opt_row *row, double value, const char *text, struct opts_where where,
-                              struct stk_error *err)
+static stk_status check_range(const struct opt_row *row, double value, const char *text,
+                              struct opts_where where, struct stk_error *err)
 {
     if (row->min == row->max || (value >= row->min && value <= row->max)) return STK_OK;
     char range[700];
     opts_range_text(row, range, sizeof range);
-    return stk_error_set(err, STK_ERR_CONFIG, 0, "%s%s: %s is out of range, expected %.500s", where.prefix, where.name, text,
-                         range);
+    return stk_error_set(err, STK_ERR_CONFIG, 0, "%s%s: %s is out of range, expected %.500s",
+                         where.prefix, where.name, text, range);
 }
 
-/* --- text to field ----------------------------------------------------------------------------------------------- */
+/* --- text to field ---------------------------------------------------------------------------- */
 
-static stk_status refuse(const char *what, const char *text, struct opts_where where, struct stk_error *err)
+static stk_status refuse(const char *what, const char *text, struct opts_where where,
+                         struct stk_error *err)
 {
-    return stk_error_set(err, STK_ERR_CONFIG, 0, "%s%s: \"%s\" is not %s", where.prefix, where.name, text, what);
+    return stk_error_set(err, STK_ERR_CONFIG, 0, "%s%s: \"%s\" is not %s", where.prefix, where.name,
+                         text, what);
 }
 
-static stk_status set_flag(bool *field, const char *text, struct opts_where where, struct stk_error *err)
+static stk_status set_flag(bool *field, const char *text, struct opts_where where,
+                           struct stk_error *err)
 {
-    static const char *const yes[] = { "true", "yes", "on", "1" }, *const no[] = { "false", "no", "off", "0" };
+    static const char *const yes[] = { "true", "yes", "on", "1" }, *const no[] = { "false", "no",
+                                                                                   "off", "0" };
     for (int i = 0; i < 4; i++) {
         if (strcmp(text, yes[i]) == 0) return *field = true, STK_OK;
         if (strcmp(text, no[i]) == 0) return *field = false, STK_OK;
@@ -88,8 +96,8 @@ static stk_status set_flag(bool *field, const char *text, struct opts_where wher
     return refuse("true or false", text, where, err);
 }
 
-static stk_status set_u64(const struct opt_row *row, uint64_t *field, const char *text, struct opts_where where,
-                          struct stk_error *err)
+static stk_status set_u64(const struct opt_row *row, uint64_t *field, const char *text,
+                          struct opts_where where, struct stk_error *err)
 {
     size_t digits = strspn(text, "0123456789");
     if (digits == 0 || text[digits] != '\0') return refuse("a whole number", text, where, err);
@@ -101,55 +109,65 @@ static stk_status set_u64(const struct opt_row *row, uint64_t *field, const char
     return STK_OK;
 }
 
-static stk_status set_double(const struct opt_row *row, double *field, const char *text, struct opts_where where,
-                             struct stk_error *err)
+static stk_status set_double(const struct opt_row *row, double *field, const char *text,
+                             struct opts_where where, struct stk_error *err)
 {
     char *end;
     double value = strtod(text, &end);
-    if (end == text || *end != '\0' || !isfinite(value)) return refuse("a number", text, where, err);
+    if (end == text || *end != '\0' || !isfinite(value))
+        return refuse("a number", text, where, err);
     STK_TRY(check_range(row, value, text, where, err));
     *field = value;
     return STK_OK;
 }
 
-static stk_status set_size(const struct opt_row *row, uint64_t *field, const char *text, struct opts_where where,
-                           struct stk_error *err)
+static stk_status set_size(const struct opt_row *row, uint64_t *field, const char *text,
+                           struct opts_where where, struct stk_error *err)
 {
     uint64_t value;
-    if (!mem_size_parse(text, &value)) return refuse("a size such as 24GiB, 512MiB or 4096", text, where, err);
+    if (!mem_size_parse(text, &value))
+        return refuse("a size such as 24GiB, 512MiB or 4096", text, where, err);
     STK_TRY(check_range(row, (double)value, text, where, err));
     *field = value;
     return STK_OK;
 }
 
-static stk_status set_choice(const struct opt_row *row, int *field, const char *text, struct opts_where where,
-                             struct stk_error *err)
+static stk_status set_choice(const struct opt_row *row, int *field, const char *text,
+                             struct opts_where where, struct stk_error *err)
 {
     char list[400] = "";
     size_t at = 0;
     for (int i = 0; row->choices[i]; i++) {
         if (strcmp(row->choices[i], text) == 0) return *field = i, STK_OK;
-        if (at < sizeof list) at += (size_t)snprintf(list + at, sizeof list - at, "%s%s", i ? ", " : "", row->choices[i]);
+        if (at < sizeof list)
+            at += (size_t)snprintf(list + at, sizeof list - at, "%s%s", i ? ", " : "",
+                                   row->choices[i]);
     }
-    return stk_error_set(err, STK_ERR_CONFIG, 0, "%s%s: \"%s\" is not one of %s", where.prefix, where.name, text, list);
+    return stk_error_set(err, STK_ERR_CONFIG, 0, "%s%s: \"%s\" is not one of %s", where.prefix,
+                         where.name, text, list);
 }
 
-static stk_status copy_text(const char *text, size_t n, const char **out, struct opts_where where, struct stk_error *err)
+static stk_status copy_text(const char *text, size_t n, const char **out, struct opts_where where,
+                            struct stk_error *err)
 {
     char *copy = sys_calloc(1, n + 1);
-    if (!copy) return stk_error_set(err, STK_ERR_NOMEM, errno, "%s%s: no memory for %zu bytes", where.prefix, where.name, n);
+    if (!copy)
+        return stk_error_set(err, STK_ERR_NOMEM, errno, "%s%s: no memory for %zu bytes",
+                             where.prefix, where.name, n);
     memcpy(copy, text, n);
     *out = copy;
     return STK_OK;
 }
 
-static stk_status add_items(struct opt_list *list, const char *text, struct opts_where where, struct stk_error *err)
+static stk_status add_items(struct opt_list *list, const char *text, struct opts_where where,
+                            struct stk_error *err)
 {
     for (const char *at = text;; at++) {
         size_t n = strcspn(at, ",");
         if (n == 0) return refuse("a list: an item is empty", text, where, err);
         if (list->n == OPT_LIST_MAX)
-            return stk_error_set(err, STK_ERR_CONFIG, 0, "%s%s: more than %d items", where.prefix, where.name, OPT_LIST_MAX);
+            return stk_error_set(err, STK_ERR_CONFIG, 0, "%s%s: more than %d items", where.prefix,
+                                 where.name, OPT_LIST_MAX);
         STK_TRY(copy_text(at, n, &list->item[list->n], where, err));
         list->n++;
         at += n;
@@ -157,7 +175,8 @@ static stk_status add_items(struct opt_list *list, const char *text, struct opts
     }
 }
 
-stk_status opts_set(const struct opt_row *row, void *target, const char *text, struct opts_where where, struct stk_error *err)
+stk_status opts_set(const struct opt_row *row, void *target, const char *text,
+                    struct opts_where where, struct stk_error *err)
 {
     void *field = field_of(row, target);
     switch (row->type) {
@@ -175,7 +194,7 @@ stk_status opts_set(const struct opt_row *row, void *target, const char *text, s
     return STK_ERR_CONFIG;
 }
 
-/* --- field to text ----------------------------------------------------------------------------------------------- */
+/* --- field to text ---------------------------------------------------------------------------- */
 
 /* The shortest digits that read back as the same number. */
 static void double_text(double value, char *buf, size_t size_bytes)

@@ -1,9 +1,10 @@
 /* base/rng.c - xoshiro256** and what is drawn from it.
  *
  * Owns: nothing, the state is the caller's. Must not know: what the numbers are for.
- * Source: Blackman and Vigna, "Scrambled linear pseudorandom number generators" (2018); bounded integers by Lemire, "Fast
- * random integer generation in an interval" (2019). Integers and rng_uniform are the same on every machine; rng_normal is
- * as far as the C library's log and cos are. Thread: the one that owns the state. */
+ * Source: Blackman and Vigna, "Scrambled linear pseudorandom number generators" (2018); bounded
+ * integers by Lemire, "Fast random integer generation in an interval" (2019). Integers and
+ * rng_uniform are the same on every machine; rng_normal is as far as the C library's log and cos
+ * are. Thread: the one that owns the state. */
 #include "base/rng.h"
 
 #include <math.h>
@@ -19,7 +20,8 @@ uint64_t rng_hash64(uint64_t x)
     return x ^ (x >> 31);
 }
 
-/* splitmix64: the finaliser over a counter. Four successive outputs are never all zero, as it is a bijection. */
+/* splitmix64: the finaliser over a counter. Four successive outputs are never all zero, as it is
+ * a bijection. */
 void rng_seed(struct rng *r, uint64_t seed)
 {
     for (int i = 0; i < 4; i++) r->s[i] = rng_hash64(seed += golden);
@@ -27,14 +29,12 @@ void rng_seed(struct rng *r, uint64_t seed)
 
 void rng_seed_stream(struct rng *r, uint64_t seed, uint64_t stream)
 {
-    /* Both go through the finaliser before they meet, else (seed, stream + 1) and (seed + 1, stream) could overlap. */
+    /* Both go through the finaliser before they meet, else (seed, stream + 1) and (seed + 1,
+     * stream) could overlap. */
     rng_seed(r, rng_hash64(seed + golden) ^ rng_hash64(rng_hash64(stream + golden) + golden));
 }
 
-static uint64_t rotate_left(uint64_t x, int k)
-{
-    return (x << k) | (x >> (64 - k));
-}
+static uint64_t rotate_left(uint64_t x, int k) { return (x << k) | (x >> (64 - k)); }
 
 uint64_t rng_next(struct rng *r)
 {
@@ -58,10 +58,7 @@ uint64_t rng_below(struct rng *r, uint64_t n)
     return (uint64_t)(product >> 64);
 }
 
-double rng_uniform(struct rng *r)
-{
-    return (double)(rng_next(r) >> 11) * 0x1p-53;
-}
+double rng_uniform(struct rng *r) { return (double)(rng_next(r) >> 11) * 0x1p-53; }
 
 double rng_normal(struct rng *r)
 {

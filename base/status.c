@@ -1,6 +1,7 @@
 /* base/status.c - names of status codes and the recording of error sentences.
  *
- * Owns: the text of every code, the rule that the first error wins, and the end of the process after a programmer error.
+ * Owns: the text of every code, the rule that the first error wins, and the end of the process
+ * after a programmer error.
  * Must not know: anything above it; it allocates nothing and keeps no state of its own.
  * Thread: any; an error object belongs to its owner. */
 #include "base/status.h"
@@ -12,7 +13,8 @@
 const char *stk_status_name(stk_status code)
 {
     switch ((int)code) {
-#define STATUS_NAME(name, value, text) case value: return #name;
+#define STATUS_NAME(name, value, text) \
+    case value: return #name;
         STK_STATUS_MAP(STATUS_NAME)
 #undef STATUS_NAME
     default: return "STK_?";
@@ -22,7 +24,8 @@ const char *stk_status_name(stk_status code)
 const char *stk_status_text(stk_status code)
 {
     switch ((int)code) {
-#define STATUS_TEXT(name, value, text) case value: return text;
+#define STATUS_TEXT(name, value, text) \
+    case value: return text;
         STK_STATUS_MAP(STATUS_TEXT)
 #undef STATUS_TEXT
     default: return "STK_?";
@@ -34,8 +37,8 @@ void stk_error_clear(struct stk_error *err)
     if (err) *err = (struct stk_error){ .code = STK_OK };
 }
 
-stk_status stk_error_set_at(struct stk_error *err, stk_status code, int os_errno, const char *file, int line,
-                            const char *fmt, ...)
+stk_status stk_error_set_at(struct stk_error *err, stk_status code, int os_errno, const char *file,
+                            int line, const char *fmt, ...)
 {
     if (!err || err->code != STK_OK) return code;
     err->code = code;

@@ -1,6 +1,8 @@
-/* base/sys.c - the process's requests to the system: memory and threads, and the fault injection in front of all of them.
+/* base/sys.c - the process's requests to the system: memory and threads, and the fault injection in
+ * front of all of them.
  *
- * Owns: the count of living bookkeeping bytes and the armed faults (the library's only process-wide state, atomic).
+ * Owns: the count of living bookkeeping bytes and the armed faults (the library's only process-wide
+ * state, atomic).
  * Must not know: who asks and why. Files are in sys_file.c.
  * Thread: any, at the same time. */
 #include "base/sys.h"
@@ -24,11 +26,12 @@ struct fault {
 };
 static struct fault faults[SYS_N];
 
-/* Each block carries its size in front, so that the living bytes can be summed; 16 keeps malloc's alignment. */
+/* Each block carries its size in front, so that the living bytes can be summed; 16 keeps
+ * malloc's alignment. */
 enum { HEAD_BYTES = 16 };
 static _Atomic uint64_t alloc_bytes;
 
-/* --- faults ------------------------------------------------------------------------------------------------------ */
+/* --- faults ----------------------------------------------------------------------------------- */
 
 void sys_fault_arm(enum sys_call kind, uint64_t k, uint64_t times, int os_errno)
 {
@@ -59,7 +62,7 @@ bool sys_fault_hit(enum sys_call kind)
     return true;
 }
 
-/* --- bookkeeping memory ------------------------------------------------------------------------------------------ */
+/* --- bookkeeping memory ----------------------------------------------------------------------- */
 
 static uint64_t block_size(const unsigned char *block)
 {
@@ -98,7 +101,8 @@ void *sys_realloc(void *p, size_t size_bytes)
     if (!block) return NULL;
     if (after > before) memset(block + HEAD_BYTES + before, 0, after - before);
     memcpy(block, &after, sizeof after);
-    atomic_fetch_add_explicit(&alloc_bytes, after - before, memory_order_relaxed); /* modulo 2^64: may shrink */
+    atomic_fetch_add_explicit(&alloc_bytes, after - before,
+                              memory_order_relaxed); /* modulo 2^64: may shrink */
     return block + HEAD_BYTES;
 }
 
@@ -131,12 +135,9 @@ void sys_free(void *p)
     free(block);
 }
 
-uint64_t sys_alloc_bytes(void)
-{
-    return atomic_load_explicit(&alloc_bytes, memory_order_relaxed);
-}
+uint64_t sys_alloc_bytes(void) { return atomic_load_explicit(&alloc_bytes, memory_order_relaxed); }
 
-/* --- pages ------------------------------------------------------------------------------------------------------- */
+/* --- pages ------------------------------------------------------------------------------------ */
 
 enum { TOUCH_THREADS = 4 };
 static const uint64_t touch_parallel_bytes = 256ull << 20;
@@ -154,8 +155,8 @@ static void *touch_pages(void *arg)
     return NULL;
 }
 
-/* The kernel zeroes a page at its first touch; one thread does a few GB/s, so large pieces are shared. A thread that
- * cannot be started only costs time: its part is touched here. */
+/* The kernel zeroes a page at its first touch; one thread does a few GB/s, so large pieces are
+ * shared. A thread that cannot be started only costs time: its part is touched here. */
 static void touch_all(void *p, uint64_t size_bytes)
 {
     struct touch part[TOUCH_THREADS];
@@ -166,10 +167,12 @@ static void touch_all(void *p, uint64_t size_bytes)
     }
     pthread_t thread[TOUCH_THREADS];
     bool started[TOUCH_THREADS];
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), each = size_bytes / TOUCH_THREADS / page * page;
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE),
+             each = size_bytes / TOUCH_THREADS / page * page;
     for (int i = 0; i < TOUCH_THREADS; i++) {
         uint64_t from = each * (uint64_t)i;
-        part[i] = (struct touch){ (unsigned char *)p + from, i + 1 < TOUCH_THREADS ? each : size_bytes - from };
+        part[i] = (struct touch){ (unsigned char *)p + from,
+                                  i + 1 < TOUCH_THREADS ? each : size_bytes - from };
         started[i] = pthread_create(&thread[i], NULL, touch_pages, &part[i]) == 0;
     }
     for (int i = 0; i < TOUCH_THREADS; i++) {
@@ -193,7 +196,7 @@ void sys_munmap(void *p, uint64_t size_bytes)
     STK_ASSERT(munmap(p, size_bytes) == 0);
 }
 
-/* --- threads ----------------------------------------------------------------------------------------------------- */
+/* --- threads ---------------------------------------------------------------------------------- */
 
 int sys_thread_start(pthread_t *out, void *(*fn)(void *), void *arg)
 {

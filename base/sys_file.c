@@ -1,6 +1,7 @@
 /* base/sys_file.c - files: open, whole transfers, durability, room on the disk, folders.
  *
- * Owns: nothing; every call stands alone. Must not know: formats, io_uring (nvme/ has its own table).
+ * Owns: nothing; every call stands alone. Must not know: formats, io_uring (nvme/ has its own
+ * table).
  * Thread: any; all calls may block on the disk. */
 #include "base/sys.h"
 #include "base/sys_fault.h"
@@ -15,7 +16,8 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-/* Below the kernel's cap of 0x7ffff000 bytes a call and a power of two, so that direct I/O stays aligned. */
+/* Below the kernel's cap of 0x7ffff000 bytes a call and a power of two, so that direct I/O stays
+ * aligned. */
 static const uint64_t part_bytes = 1ull << 30;
 
 int sys_open(const char *path, int flags, mode_t mode)
@@ -79,7 +81,8 @@ int64_t sys_write_full(int fd, const void *buf, uint64_t size_bytes, uint64_t of
 int sys_fsync(int fd)
 {
     if (sys_fault_hit(SYS_FSYNC)) return -1;
-    return fsync(fd); /* not repeated: after a failure the kernel may have dropped the pages it could not write */
+    /* not repeated: after a failure the kernel may have dropped the pages it could not write */
+    return fsync(fd);
 }
 
 int sys_fsync_dir(const char *path)
@@ -117,7 +120,8 @@ int64_t sys_disk_free(const char *path)
     while (rc != 0 && errno == EINTR);
     if (rc != 0) return -1;
     uint64_t unit = fs.f_frsize ? fs.f_frsize : fs.f_bsize, bytes;
-    if (__builtin_mul_overflow((uint64_t)fs.f_bavail, unit, &bytes) || bytes > INT64_MAX) return INT64_MAX;
+    if (__builtin_mul_overflow((uint64_t)fs.f_bavail, unit, &bytes) || bytes > INT64_MAX)
+        return INT64_MAX;
     return (int64_t)bytes;
 }
 

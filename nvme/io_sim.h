@@ -43,9 +43,18 @@ stk_status io_sim_disk_new(uint64_t capacity_bytes, struct io_sim_disk **out, st
 void io_sim_disk_free(struct io_sim_disk *d);
 /* Creates or resizes a file on the disk (what the store's preallocation does on a real one). */
 stk_status io_sim_file_create(struct io_sim_disk *d, const char *path, uint64_t size_bytes, struct stk_error *err);
+/* Forgets a file and gives its room back; no transfer of it may be under way. Unknown names are ignored. */
+void io_sim_file_remove(struct io_sim_disk *d, const char *path);
+/* Whether the medium now differs, anywhere in this range, from what acknowledged writes asked for (the pristine bytes). */
+bool io_sim_damaged(const struct io_sim_disk *d, const char *path, uint64_t offset_bytes, uint64_t size_bytes);
+/* Flips one bit of the medium (a test's own rot); false: outside every file. */
+bool io_sim_flip(struct io_sim_disk *d, const char *path, uint64_t offset_bytes, uint32_t bit);
+/* Room left: capacity minus the sizes of all files. */
+uint64_t io_sim_free_bytes(const struct io_sim_disk *d);
 /* Faults injected so far, by kind (same order as the fields of io_sim_faults up to reorder). */
 uint64_t io_sim_faults_done(const struct io_sim_disk *d, uint64_t out_by_kind[11]);
-/* Loses everything not flushed since (power cut); for tests of durable steps. */
+/* Power cut: of what was not flushed since, each 512-byte sector is lost or kept by chance (seed 0: all is lost). No io may be
+ * open on the disk. For tests of durable steps. */
 void io_sim_power_cut(struct io_sim_disk *d, uint64_t seed);
 
 #endif

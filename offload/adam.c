@@ -1,8 +1,9 @@
-/* offload/adam.c - choosing an Adam kernel, its coefficients, and running it under the right floating point mode.
+/* offload/adam.c - choosing an Adam kernel, its coefficients, and running it under the right
+ * floating point mode.
  *
- * Owns the table of variants (from adam_kernels.inc) and the only place where step counts become bias corrections. Must not
- * know chunks, shards, clipping or threads: a span is a few pointers. Pure functions, run by any thread (in training: the
- * members of the update team). */
+ * Owns the table of variants (from adam_kernels.inc) and the only place where step counts become
+ * bias corrections. Must not know chunks, shards, clipping or threads: a span is a few pointers.
+ * Pure functions, run by any thread (in training: the members of the update team). */
 #include "offload/adam.h"
 
 #include "offload/adam_variants.h"
@@ -10,11 +11,11 @@
 #include <math.h>
 #include <string.h>
 
-#define ADAM_KERNEL(suffix, isa_)                                                                   \
-    { .name = #suffix,                                                                              \
-      .isa = isa_,                                                                                  \
-      .fn = { [ADAM_BF16_SPLIT] = adam_bf16_split__##suffix,                                        \
-              [ADAM_FP16] = adam_fp16__##suffix,                                                    \
+#define ADAM_KERNEL(suffix, isa_)                            \
+    { .name = #suffix,                                       \
+      .isa = isa_,                                           \
+      .fn = { [ADAM_BF16_SPLIT] = adam_bf16_split__##suffix, \
+              [ADAM_FP16] = adam_fp16__##suffix,             \
               [ADAM_F32] = adam_f32__##suffix } },
 const struct adam_kernel adam_kernels[] = {
 #include "offload/adam_kernels.inc"
@@ -22,8 +23,9 @@ const struct adam_kernel adam_kernels[] = {
 };
 #undef ADAM_KERNEL
 
-/* x^n by squaring. Not pow(): its last bits differ between C libraries, and between processors within one library, and
- * they would end up in the weights. The relative error grows as n * 2^-53, but 1 - beta^n feels only n * beta^n of it. */
+/* x^n by squaring. Not pow(): its last bits differ between C libraries, and between processors
+ * within one library, and they would end up in the weights. The relative error grows as n * 2^-53,
+ * but 1 - beta^n feels only n * beta^n of it. */
 static double adam_power(double x, uint64_t n)
 {
     double r = 1.0;
@@ -34,11 +36,13 @@ static double adam_power(double x, uint64_t n)
     return r;
 }
 
-void adam_coef_make(const struct adam_hyper *h, uint64_t t, double grad_scale, struct adam_coef *out)
+void adam_coef_make(const struct adam_hyper *h, uint64_t t, double grad_scale,
+                    struct adam_coef *out)
 {
     STK_ASSERT(t >= 1);
-    /* All factors come from the betas the kernel really uses. Taking 1 - beta and beta^t from the unrounded ones would make
-     * v too large or small by 1e-5 in the long run (0.999 is off by 1.3e-8, over 1,000 steps of memory). */
+    /* All factors come from the betas the kernel really uses. Taking 1 - beta and beta^t from the
+     * unrounded ones would make v too large or small by 1e-5 in the long run (0.999 is off by
+     * 1.3e-8, over 1,000 steps of memory). */
     float beta1 = (float)h->beta1, beta2 = (float)h->beta2;
     double bc1 = 1.0 - adam_power(beta1, t), bc2 = 1.0 - adam_power(beta2, t);
     bool l2 = h->kind == ADAM_L2;
@@ -64,7 +68,8 @@ const struct adam_kernel *adam_pick(const char *name)
     return NULL;
 }
 
-void adam_run(const struct adam_kernel *k, enum adam_layout layout, const struct adam_span *s, const struct adam_coef *c)
+void adam_run(const struct adam_kernel *k, enum adam_layout layout, const struct adam_span *s,
+              const struct adam_coef *c)
 {
     STK_ASSERT(k && layout < ADAM_LAYOUT_N);
     if (s->n == 0) return;

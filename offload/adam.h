@@ -11,9 +11,10 @@
  *     d  = sqrt(v) * inv_sqrt_bc2 + eps                   (as: fma(sqrt(v), inv_sqrt_bc2, eps))  sqrt correctly rounded
  *     p  = p - step_size * (m / d)                        (as: fma(-step_size, m / d, p))        division correctly rounded
  *
+ *     The L2 line is used when coef.l2 != 0, the decoupled one otherwise (decay = 1 when there is none).
  *     step_size = lr / (1 - beta1^t), inv_sqrt_bc2 = 1 / sqrt(1 - beta2^t): computed in double from the tensor's own step count t >= 1,
- *     then rounded to fp32 once. Subnormal inputs and results are zero (FTZ and DAZ on the thread, in every variant; the scalar
- *     reference runs under the same mode). A NaN or infinite gradient never gets here: the norm found it.
+ *     then rounded to fp32 once. beta is the fp32-rounded beta everywhere, so that the bias corrections fit the moments.
+ *     Subnormal inputs and results are zero (FTZ and DAZ on the thread, in every variant; the scalar reference runs under the same mode). A NaN or infinite gradient never gets here: the norm found it.
  *
  * bf16 mode: the fp32 master is split in (param bf16, low int16), base/numeric.h. fp16 mode: fp32 master beside an fp16 param
  * (param = nearest-even of the master). Any n >= 0, any alignment of at least 2 (param, low, grad) and 4 (moments) bytes. Index arithmetic is 64-bit.
@@ -55,7 +56,7 @@ struct adam_span {          /* n elements of one tensor (or part of it) */
 typedef void (*adam_fn)(const struct adam_span *s, const struct adam_coef *c);
 
 struct adam_kernel {
-    const char *name;       /* "adam_bf16_split__avx512" */
+    const char *name;       /* "avx512": the suffix of its functions, adam_bf16_split__avx512 and so on */
     enum cpu_isa isa;
     adam_fn fn[ADAM_LAYOUT_N];
 };

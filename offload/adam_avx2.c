@@ -1,7 +1,9 @@
-/* offload/adam_avx2.c - Adam with AVX2, FMA and F16C, 8 elements at a time; the last ones through a padded temporary.
+/* offload/adam_avx2.c - Adam with AVX2, FMA and F16C, 8 elements at a time; the last ones through a
+ * padded temporary.
  *
- * Same operations in the same order as adam_ref.c, which explains them. Compiled with flags of its own (meson.build): called
- * only after the dispatch in adam.c has asked the processor. Any thread, under cpu_ftz_enter. */
+ * Same operations in the same order as adam_ref.c, which explains them. Compiled with flags of its
+ * own (meson.build): called only after the dispatch in adam.c has asked the processor. Any thread,
+ * under cpu_ftz_enter. */
 #include "offload/adam_variants.h"
 
 #include <immintrin.h>
@@ -10,7 +12,8 @@
 #define LANES 8
 
 struct coef256 {
-    __m256 grad_scale, beta1, one_minus_beta1, beta2, one_minus_beta2, eps, step_size, inv_sqrt_bc2, decay, l2;
+    __m256 grad_scale, beta1, one_minus_beta1, beta2, one_minus_beta2, eps, step_size, inv_sqrt_bc2,
+        decay, l2;
 };
 
 ADAM_INLINE void coef_load(struct coef256 *k, const struct adam_coef *c)
@@ -64,7 +67,8 @@ ADAM_INLINE __m256 load_param(const struct adam_span *s, uint64_t i, enum adam_l
     return _mm256_castsi256_ps(_mm256_add_epi32(high, low));
 }
 
-ADAM_INLINE void store_param(const struct adam_span *s, void *out, uint64_t i, enum adam_layout layout, __m256 p)
+ADAM_INLINE void store_param(const struct adam_span *s, void *out, uint64_t i,
+                             enum adam_layout layout, __m256 p)
 {
     if (layout == ADAM_F32) {
         store_f32(out, i, p);
@@ -74,14 +78,18 @@ ADAM_INLINE void store_param(const struct adam_span *s, void *out, uint64_t i, e
     } else {
         __m256i u = _mm256_castps_si256(p);
         __m256i high = _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x8000)), 16);
-        __m256i low = _mm256_sub_epi32(u, _mm256_slli_epi32(high, 16)); /* in [-32768, 32767]: packs without saturating */
-        store_u16(out, i, _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1)));
-        store_u16(s->low_or_master, i, _mm_packs_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1)));
+        __m256i low = _mm256_sub_epi32(
+            u, _mm256_slli_epi32(high, 16)); /* in [-32768, 32767]: packs without saturating */
+        store_u16(
+            out, i,
+            _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1)));
+        store_u16(s->low_or_master, i,
+                  _mm_packs_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1)));
     }
 }
 
-ADAM_INLINE void adam_block(const struct adam_span *s, void *out, const struct coef256 *k, uint64_t i,
-                            enum adam_layout layout, bool l2)
+ADAM_INLINE void adam_block(const struct adam_span *s, void *out, const struct coef256 *k,
+                            uint64_t i, enum adam_layout layout, bool l2)
 {
     __m256 g = _mm256_mul_ps(load_grad(s, i, layout), k->grad_scale);
     __m256 p = load_param(s, i, layout);
@@ -100,10 +108,11 @@ ADAM_INLINE void adam_block(const struct adam_span *s, void *out, const struct c
 }
 
 /* The last n < 8 elements: copied into padded arrays, computed by the same block, copied back. */
-ADAM_INLINE void adam_tail(const struct adam_span *s, void *out, const struct coef256 *k, uint64_t i,
-                           enum adam_layout layout, bool l2)
+ADAM_INLINE void adam_tail(const struct adam_span *s, void *out, const struct coef256 *k,
+                           uint64_t i, enum adam_layout layout, bool l2)
 {
-    float param[LANES] = { 0 }, master[LANES] = { 0 }, m[LANES] = { 0 }, v[LANES] = { 0 }, grad[LANES] = { 0 };
+    float param[LANES] = { 0 }, master[LANES] = { 0 }, m[LANES] = { 0 }, v[LANES] = { 0 },
+          grad[LANES] = { 0 };
     uint64_t n = s->n - i, width = layout == ADAM_F32 ? 4 : 2; /* of param and grad */
     uint64_t other = layout == ADAM_F32 ? 0 : layout == ADAM_FP16 ? 4 : 2;
     char *const low_or_master = other ? (char *)s->low_or_master + i * other : NULL;
@@ -120,13 +129,19 @@ ADAM_INLINE void adam_tail(const struct adam_span *s, void *out, const struct co
     if (other) memcpy(low_or_master, master, n * other);
 }
 
-ADAM_INLINE void adam_span_avx2(const struct adam_span *span, const struct adam_coef *c, enum adam_layout layout, bool l2)
+ADAM_INLINE void adam_span_avx2(const struct adam_span *span, const struct adam_coef *c,
+                                enum adam_layout layout, bool l2)
 {
     struct coef256 k;
     coef_load(&k, c);
     struct adam_span s = *span; /* a copy that no store can alias: its pointers stay in registers */
     void *out = s.param_out ? s.param_out : s.param;
     uint64_t i = 0;
+    for (; i + ADAM_STRIDE <= s.n; i += ADAM_STRIDE) {
+        adam_fetch(&s, i, layout);
+        for (uint64_t j = 0; j < ADAM_STRIDE; j += LANES)
+            adam_block(&s, out, &k, i + j, layout, l2);
+    }
     for (; i + LANES <= s.n; i += LANES) adam_block(&s, out, &k, i, layout, l2);
     if (i < s.n) adam_tail(&s, out, &k, i, layout, l2);
 }

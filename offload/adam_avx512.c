@@ -1,8 +1,10 @@
-/* offload/adam_avx512.c - Adam with AVX-512 (F, BW, DQ, VL), 16 elements at a time; the last ones under a mask.
+/* offload/adam_avx512.c - Adam with AVX-512 (F, BW, DQ, VL), 16 elements at a time; the last ones
+ * under a mask.
  *
- * Same operations in the same order as adam_ref.c, which explains them. Compiled with flags of its own (meson.build): called
- * only after the dispatch in adam.c has asked the processor. Ordinary stores: non-temporal ones were slower (the lines were
- * just read). Any thread, under cpu_ftz_enter. */
+ * Same operations in the same order as adam_ref.c, which explains them. Compiled with flags of its
+ * own (meson.build): called only after the dispatch in adam.c has asked the processor. Ordinary
+ * stores: non-temporal ones were slower (the lines were just read). Any thread, under
+ * cpu_ftz_enter. */
 #include "offload/adam_variants.h"
 
 #include <immintrin.h>
@@ -10,7 +12,8 @@
 #define LANES 16
 
 struct coef512 {
-    __m512 grad_scale, beta1, one_minus_beta1, beta2, one_minus_beta2, eps, step_size, inv_sqrt_bc2, decay, l2;
+    __m512 grad_scale, beta1, one_minus_beta1, beta2, one_minus_beta2, eps, step_size, inv_sqrt_bc2,
+        decay, l2;
 };
 
 ADAM_INLINE void coef_load(struct coef512 *k, const struct adam_coef *c)
@@ -27,7 +30,8 @@ ADAM_INLINE void coef_load(struct coef512 *k, const struct adam_coef *c)
     k->l2 = _mm512_set1_ps(c->l2);
 }
 
-/* `mask` is all ones, known to the compiler, in the main loop: it makes plain loads and stores of these then. */
+/* `mask` is all ones, known to the compiler, in the main loop: it makes plain loads and stores of
+ * these then. */
 ADAM_INLINE __m512 load_f32(const void *base, uint64_t i, __mmask16 mask)
 {
     return _mm512_maskz_loadu_ps(mask, (const char *)base + i * 4);
@@ -48,7 +52,8 @@ ADAM_INLINE void store_u16(void *base, uint64_t i, __mmask16 mask, __m256i x)
     _mm256_mask_storeu_epi16((char *)base + i * 2, mask, x);
 }
 
-ADAM_INLINE __m512 load_grad(const struct adam_span *s, uint64_t i, __mmask16 mask, enum adam_layout layout)
+ADAM_INLINE __m512 load_grad(const struct adam_span *s, uint64_t i, __mmask16 mask,
+                             enum adam_layout layout)
 {
     if (layout == ADAM_F32) return load_f32(s->grad, i, mask);
     __m256i g = load_u16(s->grad, i, mask);
@@ -56,7 +61,8 @@ ADAM_INLINE __m512 load_grad(const struct adam_span *s, uint64_t i, __mmask16 ma
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(g), 16));
 }
 
-ADAM_INLINE __m512 load_param(const struct adam_span *s, uint64_t i, __mmask16 mask, enum adam_layout layout)
+ADAM_INLINE __m512 load_param(const struct adam_span *s, uint64_t i, __mmask16 mask,
+                              enum adam_layout layout)
 {
     if (layout == ADAM_F32) return load_f32(s->param, i, mask);
     if (layout == ADAM_FP16) return load_f32(s->low_or_master, i, mask);
@@ -65,8 +71,8 @@ ADAM_INLINE __m512 load_param(const struct adam_span *s, uint64_t i, __mmask16 m
     return _mm512_castsi512_ps(_mm512_add_epi32(high, low));
 }
 
-ADAM_INLINE void store_param(const struct adam_span *s, void *out, uint64_t i, __mmask16 mask, enum adam_layout layout,
-                             __m512 p)
+ADAM_INLINE void store_param(const struct adam_span *s, void *out, uint64_t i, __mmask16 mask,
+                             enum adam_layout layout, __m512 p)
 {
     if (layout == ADAM_F32) {
         store_f32(out, i, mask, p);
@@ -76,14 +82,15 @@ ADAM_INLINE void store_param(const struct adam_span *s, void *out, uint64_t i, _
     } else {
         __m512i u = _mm512_castps_si512(p);
         __m512i high = _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x8000)), 16);
-        /* The low half of u is already the rest: subtracting a multiple of 65536 does not change it. */
+        /* The low half of u is already the rest: subtracting a multiple of 65536 does not change
+         * it. */
         store_u16(out, i, mask, _mm512_cvtepi32_epi16(high));
         store_u16(s->low_or_master, i, mask, _mm512_cvtepi32_epi16(u));
     }
 }
 
-ADAM_INLINE void adam_block(const struct adam_span *s, void *out, const struct coef512 *k, uint64_t i, __mmask16 mask,
-                            enum adam_layout layout, bool l2)
+ADAM_INLINE void adam_block(const struct adam_span *s, void *out, const struct coef512 *k,
+                            uint64_t i, __mmask16 mask, enum adam_layout layout, bool l2)
 {
     __m512 g = _mm512_mul_ps(load_grad(s, i, mask, layout), k->grad_scale);
     __m512 p = load_param(s, i, mask, layout);
@@ -101,14 +108,19 @@ ADAM_INLINE void adam_block(const struct adam_span *s, void *out, const struct c
     store_param(s, out, i, mask, layout, p);
 }
 
-ADAM_INLINE void adam_span_avx512(const struct adam_span *span, const struct adam_coef *c, enum adam_layout layout,
-                                  bool l2)
+ADAM_INLINE void adam_span_avx512(const struct adam_span *span, const struct adam_coef *c,
+                                  enum adam_layout layout, bool l2)
 {
     struct coef512 k;
     coef_load(&k, c);
     struct adam_span s = *span; /* a copy that no store can alias: its pointers stay in registers */
     void *out = s.param_out ? s.param_out : s.param;
     uint64_t i = 0;
+    for (; i + ADAM_STRIDE <= s.n; i += ADAM_STRIDE) {
+        adam_fetch(&s, i, layout);
+        for (uint64_t j = 0; j < ADAM_STRIDE; j += LANES)
+            adam_block(&s, out, &k, i + j, 0xffff, layout, l2);
+    }
     for (; i + LANES <= s.n; i += LANES) adam_block(&s, out, &k, i, 0xffff, layout, l2);
     if (i < s.n) adam_block(&s, out, &k, i, (__mmask16)((1u << (s.n - i)) - 1u), layout, l2);
 }

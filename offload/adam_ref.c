@@ -1,17 +1,20 @@
-/* offload/adam_ref.c - Adam, one element at a time: the definition the SIMD variants must equal bit for bit.
+/* offload/adam_ref.c - Adam, one element at a time: the definition the SIMD variants must equal bit
+ * for bit.
  *
- * Reads like the formulas of adam.h. Compiled for the base instruction set, so it runs on every x86-64 and is what tests,
- * old machines and a new variant's author compare with. Must not use fmaf(): without the instruction the C library computes
- * it in software with integers, where the thread's flush-to-zero mode has no effect. Any thread, under cpu_ftz_enter. */
+ * Reads like the formulas of adam.h. Compiled for the base instruction set, so it runs on every
+ * x86-64 and is what tests, old machines and a new variant's author compare with. Must not use
+ * fmaf(): without the instruction the C library computes it in software with integers, where the
+ * thread's flush-to-zero mode has no effect. Any thread, under cpu_ftz_enter. */
 #include "base/numeric.h"
 #include "offload/adam_variants.h"
 
 #include <math.h>
 
-/* a * b + c rounded once. The product of two floats is exact in double; the sum is rounded to odd there (Boldo & Melquiond,
- * "Emulation of a FMA and correctly rounded sums", 2008: 53 >= 24 + 2 bits make the second rounding harmless). The
- * conversions honour the thread's mode: subnormal inputs count as zero, a subnormal result becomes zero, as the fma
- * instruction does it. Nothing here is subnormal in double. */
+/* a * b + c rounded once. The product of two floats is exact in double; the sum is rounded to odd
+ * there (Boldo & Melquiond, "Emulation of a FMA and correctly rounded sums", 2008: 53 >= 24 + 2
+ * bits make the second rounding harmless). The conversions honour the thread's mode: subnormal
+ * inputs count as zero, a subnormal result becomes zero, as the fma instruction does it. Nothing
+ * here is subnormal in double. */
 static float adam_fma(float a, float b, float c)
 {
     double x = (double)a * (double)b, y = (double)c;
@@ -37,10 +40,7 @@ static float load_f32(const void *base, uint64_t i)
     return x;
 }
 
-static void store_f32(void *base, uint64_t i, float x)
-{
-    memcpy((char *)base + i * 4, &x, 4);
-}
+static void store_f32(void *base, uint64_t i, float x) { memcpy((char *)base + i * 4, &x, 4); }
 
 ADAM_INLINE float load_grad(const struct adam_span *s, uint64_t i, enum adam_layout layout)
 {
@@ -56,7 +56,8 @@ ADAM_INLINE float load_param(const struct adam_span *s, uint64_t i, enum adam_la
     return stk_join(((const uint16_t *)s->param)[i], ((const int16_t *)s->low_or_master)[i]);
 }
 
-ADAM_INLINE void store_param(const struct adam_span *s, uint64_t i, enum adam_layout layout, float p)
+ADAM_INLINE void store_param(const struct adam_span *s, uint64_t i, enum adam_layout layout,
+                             float p)
 {
     void *out = s->param_out ? s->param_out : s->param;
     if (layout == ADAM_F32) {
@@ -69,7 +70,8 @@ ADAM_INLINE void store_param(const struct adam_span *s, uint64_t i, enum adam_la
     }
 }
 
-ADAM_INLINE void adam_span_scalar(const struct adam_span *s, const struct adam_coef *c, enum adam_layout layout, bool l2)
+ADAM_INLINE void adam_span_scalar(const struct adam_span *s, const struct adam_coef *c,
+                                  enum adam_layout layout, bool l2)
 {
     for (uint64_t i = 0; i < s->n; i++) {
         float g = load_grad(s, i, layout) * c->grad_scale;

@@ -1,7 +1,7 @@
 /* offload/chunk.h - the main data structure: blocks, tensors, chunks, and where their bytes are. Read this file first.
  *
  * A BLOCK is used together (embedding, one decoder layer, head). Its tensors form one flat vector: trainable tensors first, then frozen ones, each
- * aligned to 64 elements, the whole padded to 64. A table of boundaries gives each rank its SHARD. A CHUNK is a fixed-size piece of the shard (chunk_elems
+ * aligned to 64 elements, the frozen part to CHUNK_FROZEN_ALIGN, the whole padded to 64. A table of boundaries gives each rank its SHARD. A CHUNK is a fixed-size piece of the shard (chunk_elems
  * elements, the last one of the trainable and of the frozen part shorter): the unit of NVMe transfer and of the update. A tensor larger than any buffer is just
  * more chunks. A chunk never mixes trainable and frozen elements.
  *
@@ -31,6 +31,7 @@
 #include "base/status.h"
 
 #define CHUNK_ALIGN_ELEMS 64u
+#define CHUNK_FROZEN_ALIGN 2048u /* where the frozen part of a block begins: 4 KiB of 16-bit parameters, what direct I/O needs */
 #define CHUNK_ELEMS_DEFAULT (512u * 1024u)
 
 enum chunk_state { CHUNK_PARAM, CHUNK_OPT, CHUNK_GRAD, CHUNK_STATE_N };
@@ -46,7 +47,8 @@ struct stk_tensor {
     bool frozen;
     bool decay;             /* weight decay applies */
     uint64_t steps;         /* updates applied to this tensor: Adam's t. Engine lane */
-    bool touched;           /* received a gradient in this step */
+    bool touched;           /* the due update applies to it. Application's thread between runs */
+    bool got_gradient;      /* own order: a gradient arrived in this step; becomes `touched` at its end */
 };
 
 struct stk_block {
@@ -67,6 +69,7 @@ struct stk_chunk {
     void *host[CHUNK_STATE_N];              /* home is host: where (borrowed from the engine's arenas); else NULL */
     uint32_t extent[CHUNK_STATE_N];         /* home is NVMe: id in the store; else CHUNK_NO_EXTENT */
     uint64_t version;       /* step whose update wrote PARAM and OPT; 0: as filled */
+    uint64_t grad_version;  /* step that wrote GRAD */
     struct convert_sum sum; /* of this step's 16-bit gradient; valid from GRAD_CAST to NORM */
 };
 

@@ -90,7 +90,7 @@ static inline __attribute__((always_inline)) void row_scale_body(float *x, uint6
 ROW_VARIANT(scalar, )
 #if defined(__x86_64__)
 ROW_VARIANT(avx2, __attribute__((target("avx2"))))
-ROW_VARIANT(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"))))
+ROW_VARIANT(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))))
 #define ROW_PICK(isa, name) ((isa) == CPU_AVX512 ? name##_avx512 : (isa) == CPU_AVX2 ? name##_avx2 : name##_scalar)
 #else
 #define ROW_PICK(isa, name) name##_scalar

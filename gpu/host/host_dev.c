@@ -19,10 +19,11 @@ static const struct dev_model host_default_model = { .flops_per_s = 100e12, .cop
 /* --- the faster arithmetic ----------------------------------------------------------------------------------------------- */
 
 enum { PROBE_ROWS = 512, PROBE_K = 1024, PROBE_N = 1024, PROBE_RUNS_MAX = 12 };
-#define PROBE_NS 100000000u /* of each arithmetic */
+#define PROBE_NS 100000000u      /* of each arithmetic, to choose */
+#define PROBE_SHORT_NS 10000000u /* where the choice was made: the rate alone, and whether it works */
 
 /* FLOP/s of a bf16 linear layer computed with products of `prod`, conversions included; 0: this library cannot. */
-static double host_probe(struct host_dev *h, bool bf16_products, uint8_t *memory, uint64_t scratch_bytes)
+static double host_probe(struct host_dev *h, bool bf16_products, uint8_t *memory, uint64_t scratch_bytes, uint64_t limit_ns)
 {
     struct host_ctx saved = h->ctx;
     h->ctx.bf16_products = bf16_products;
@@ -40,10 +41,10 @@ static double host_probe(struct host_dev *h, bool bf16_products, uint8_t *memory
         uint64_t now_ns = exec_now_ns(h->base.ex);
         if (j.st != STK_OK) break;
         if (run > 0 && now_ns - start_ns < best_ns) best_ns = now_ns - start_ns; /* the first makes the primitive */
-        if (run > 0 && now_ns - begin_ns > PROBE_NS) break;
+        if (run > 0 && now_ns - begin_ns > limit_ns) break;
     }
     h->ctx = saved;
-    if (best_ns == 0) best_ns = 1; /* a clock that does not move */
+    if (best_ns == 0) best_ns = 1; /* the simulation's clock stands still */
     return best_ns == UINT64_MAX ? 0 : 2.0 * PROBE_ROWS * PROBE_K * PROBE_N / ((double)best_ns * 1e-9);
 }
 
@@ -53,8 +54,9 @@ static stk_status host_measure(struct host_dev *h, enum dev_matmul asked, struct
     uint64_t size_bytes = (PROBE_ROWS * PROBE_K + PROBE_N * PROBE_K + PROBE_ROWS * PROBE_N) * 2 + scratch_bytes;
     uint8_t *memory = sys_mmap(size_bytes, true);
     if (!memory) return stk_error_set(err, STK_ERR_NOMEM, 0, "host device: no memory to measure products");
-    double f32 = asked != DEV_MATMUL_BF16 ? host_probe(h, false, memory, scratch_bytes) : 0;
-    double bf16 = asked != DEV_MATMUL_F32 ? host_probe(h, true, memory, scratch_bytes) : 0;
+    uint64_t limit_ns = asked == DEV_MATMUL_AUTO ? PROBE_NS : PROBE_SHORT_NS;
+    double f32 = asked != DEV_MATMUL_BF16 ? host_probe(h, false, memory, scratch_bytes, limit_ns) : 0;
+    double bf16 = asked != DEV_MATMUL_F32 ? host_probe(h, true, memory, scratch_bytes, limit_ns) : 0;
     sys_munmap(memory, size_bytes);
     if (asked == DEV_MATMUL_BF16 && bf16 == 0)
         return stk_error_set(err, STK_ERR_UNSUPPORTED, 0,
@@ -70,8 +72,7 @@ static stk_status host_measure(struct host_dev *h, enum dev_matmul asked, struct
 static stk_status host_choose_matmul(struct host_dev *h, enum dev_matmul asked, struct stk_error *err)
 {
     bool simulated = exec_kind_of(h->base.ex) == EXEC_SIM;
-    if (simulated && asked == DEV_MATMUL_AUTO) asked = DEV_MATMUL_F32;
-    STK_TRY(host_measure(h, asked, err));
+    if (!simulated || asked == DEV_MATMUL_BF16) STK_TRY(host_measure(h, asked, err));
     if (simulated) h->base.caps.matmul_flops_per_s = 0;
     h->base.caps.matmul = h->ctx.bf16_products ? DEV_MATMUL_BF16 : DEV_MATMUL_F32;
     return STK_OK;

@@ -10,19 +10,23 @@ static bool split_is_exact(uint32_t bits)
     uint16_t param;
     int16_t low;
     stk_split(stk_bits_f32(bits), &param, &low);
-    return stk_f32_bits(stk_join(param, low)) == bits && ((uint32_t)param << 16) + (uint32_t)(int32_t)low == bits;
+    return stk_f32_bits(stk_join(param, low)) == bits
+           && ((uint32_t)param << 16) + (uint32_t)(int32_t)low == bits;
 }
 
 TEST(numeric_split_join_exact)
 {
-    static const uint16_t highs[] = { 0x0000, 0x0001, 0x007f, 0x0080, 0x3f7f, 0x3f80, 0x3fff, 0x4000, 0x7f00,
-                                      0x7f7f, 0x7f80, 0x7f81, 0x7fbf, 0x7fc0, 0x7fff, 0x8000, 0x8001, 0x807f,
-                                      0x8080, 0xbf80, 0xff7f, 0xff80, 0xff81, 0xffc0, 0xffff };
+    static const uint16_t highs[] = { 0x0000, 0x0001, 0x007f, 0x0080, 0x3f7f, 0x3f80, 0x3fff,
+                                      0x4000, 0x7f00, 0x7f7f, 0x7f80, 0x7f81, 0x7fbf, 0x7fc0,
+                                      0x7fff, 0x8000, 0x8001, 0x807f, 0x8080, 0xbf80, 0xff7f,
+                                      0xff80, 0xff81, 0xffc0, 0xffff };
     uint32_t bad = 0;
     for (size_t h = 0; h < sizeof highs / sizeof highs[0]; h++)
-        for (uint32_t low = 0; low < 65536; low++) bad += !split_is_exact(((uint32_t)highs[h] << 16) | low);
+        for (uint32_t low = 0; low < 65536; low++)
+            bad += !split_is_exact(((uint32_t)highs[h] << 16) | low);
     /* a stride that is coprime to 2^32 visits the rest of the space evenly */
-    for (uint32_t i = 0, bits = 0; i < 4000000; i++, bits += 2654435761u) bad += !split_is_exact(bits);
+    for (uint32_t i = 0, bits = 0; i < 4000000; i++, bits += 2654435761u)
+        bad += !split_is_exact(bits);
     CHECK(bad == 0);
 }
 
@@ -76,12 +80,14 @@ TEST(numeric_fp16_every_value)
     }
 }
 
-/* Between each two neighbours: the middle goes to the even one, one ulp of fp32 off it to the nearer one. */
+/* Between each two neighbours: the middle goes to the even one, one ulp of fp32 off it to the
+ * nearer one. */
 TEST(numeric_fp16_nearest_even)
 {
     for (uint32_t sign = 0; sign < 2; sign++)
         for (uint32_t h = 0; h < 0x7c00; h++) {
-            double a = fp16_value((uint16_t)h), b = h == 0x7bff ? 65536.0 : fp16_value((uint16_t)(h + 1));
+            double a = fp16_value((uint16_t)h),
+                   b = h == 0x7bff ? 65536.0 : fp16_value((uint16_t)(h + 1));
             float middle = (float)((a + b) / 2);
             uint32_t even = h & 1 ? h + 1 : h, flip = sign << 15;
             float s = sign ? -1.0f : 1.0f;
@@ -95,11 +101,12 @@ TEST(numeric_fp16_nearest_even)
     CHECK(stk_f32_to_fp16(1e-30f) == 0 && stk_f32_to_fp16(-1e-40f) == 0x8000);
 }
 
-/* --- random numbers ---------------------------------------------------------------------------------------------- */
+/* --- random numbers --------------------------------------------------------------------------- */
 
 TEST(rng_reference_values)
 {
-    /* splitmix64 of seed 0, and xoshiro256** of the state {1, 2, 3, 4}: the values other implementations publish */
+    /* splitmix64 of seed 0, and xoshiro256** of the state {1, 2, 3, 4}: the values other
+     * implementations publish */
     struct rng r;
     rng_seed(&r, 0);
     CHECK(r.s[0] == 0xe220a8397b1dcdafu && r.s[1] == 0x6e789e6aa1b965f4u);
@@ -138,7 +145,8 @@ TEST(rng_below_is_uniform)
         REQUIRE(x < 7);
         count[x]++;
     }
-    for (int i = 0; i < 7; i++) CHECK(count[i] > 9500 && count[i] < 10500); /* 5 standard deviations */
+    for (int i = 0; i < 7; i++)
+        CHECK(count[i] > 9500 && count[i] < 10500); /* 5 standard deviations */
     for (int i = 0; i < 100; i++) CHECK(rng_below(&r, 1) == 0);
     /* n just above 2^63: a modulo would give the lower half twice as often */
     uint32_t lower = 0;

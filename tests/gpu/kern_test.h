@@ -1,5 +1,6 @@
-/* tests/gpu/kern_test.h - what the tests of the host kernels share: seeded numbers, arrays of an activation dtype, contexts, a bound.
- * Needs tests/test.h before it. Memory is exact (malloc), so that AddressSanitizer sees a byte too far. */
+/* tests/gpu/kern_test.h - what the tests of the host kernels share: seeded numbers, arrays of an
+ * activation dtype, contexts, a bound. Needs tests/test.h before it. Memory is exact (malloc), so
+ * that AddressSanitizer sees a byte too far. */
 #ifndef TESTS_GPU_KERN_TEST_H
 #define TESTS_GPU_KERN_TEST_H
 
@@ -15,7 +16,10 @@ static inline double kt_uniform(void) /* [-1, 1) */
     kt_state ^= kt_state >> 12, kt_state ^= kt_state << 25, kt_state ^= kt_state >> 27;
     return (double)((kt_state * 0x2545f4914f6cdd1du) >> 11) / 4503599627370496.0 - 1.0;
 }
-static inline uint64_t kt_below(uint64_t n) { return (uint64_t)((kt_uniform() + 1) / 2 * (double)n); }
+static inline uint64_t kt_below(uint64_t n)
+{
+    return (uint64_t)((kt_uniform() + 1) / 2 * (double)n);
+}
 
 static inline void *kt_alloc(uint64_t bytes)
 {
@@ -64,7 +68,8 @@ static inline bool kt_near(double got, double want, double bound)
     return share <= 1;
 }
 
-#define KT_EACH_ISA(c_) \
-    for (struct host_ctx c_ = { 2, CPU_SCALAR, false }; c_.isa <= cpu_isa_best(); c_.isa = (enum cpu_isa)(c_.isa + 1))
+#define KT_EACH_ISA(c_)                                                                            \
+    for (struct host_ctx c_ = { 2, CPU_SCALAR, false }; c_.isa <= cpu_isa_best();                  \
+         c_.isa = (enum cpu_isa)(c_.isa + 1))
 
 #endif

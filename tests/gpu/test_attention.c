@@ -1,27 +1,40 @@
-/* tests/gpu/test_attention.c - blocked attention against a naive one in fp64, its gradients against finite differences, and that
- * nothing but inputs decides its bits. Bounds are element by element: relative to the sum of magnitudes that makes up the element. */
+/* tests/gpu/test_attention.c - blocked attention against a naive one in fp64, its gradients against
+ * finite differences, and that nothing but inputs decides its bits. Bounds are element by element:
+ * relative to the sum of magnitudes that makes up the element. */
 #include "tests/test.h"
 #include "tests/gpu/kern_test.h"
 
 TEST_MAIN()
 
-struct shape { uint64_t n_seq, seq, heads, kv_heads, dim, pad; enum ops_dtype at; int window, doc; double size; };
+struct shape {
+    uint64_t n_seq, seq, heads, kv_heads, dim, pad;
+    enum ops_dtype at;
+    int window, doc;
+    double size;
+};
 
 struct problem {
     struct ops_attention a;
-    uint64_t rows, qn, kn, on; /* elements of q, of k and v, of o */
-    double *o, *dq, *dk, *dv, *lse;      /* reference */
-    double *bo, *bdq, *bdk, *bdv;        /* sums of magnitudes */
+    uint64_t rows, qn, kn, on;      /* elements of q, of k and v, of o */
+    double *o, *dq, *dk, *dv, *lse; /* reference */
+    double *bo, *bdq, *bdk, *bdv;   /* sums of magnitudes */
 };
 
 static void problem_open(struct problem *p, const struct shape *s)
 {
     memset(p, 0, sizeof *p);
     struct ops_attention *a = &p->a;
-    *a = (struct ops_attention){ .n_seq = s->n_seq, .seq = s->seq, .heads = s->heads, .kv_heads = s->kv_heads,
-        .head_dim = s->dim, .q_stride = s->heads * s->dim + s->pad, .k_stride = s->kv_heads * s->dim + s->pad,
-        .v_stride = s->kv_heads * s->dim + 2 * s->pad, .o_stride = s->heads * s->dim + 3 * s->pad, .at = s->at,
-        .scale = 1.0f / sqrtf((float)s->dim) };
+    *a = (struct ops_attention){ .n_seq = s->n_seq,
+                                 .seq = s->seq,
+                                 .heads = s->heads,
+                                 .kv_heads = s->kv_heads,
+                                 .head_dim = s->dim,
+                                 .q_stride = s->heads * s->dim + s->pad,
+                                 .k_stride = s->kv_heads * s->dim + s->pad,
+                                 .v_stride = s->kv_heads * s->dim + 2 * s->pad,
+                                 .o_stride = s->heads * s->dim + 3 * s->pad,
+                                 .at = s->at,
+                                 .scale = 1.0f / sqrtf((float)s->dim) };
     p->rows = s->n_seq * s->seq;
     kt_reseed(s->seq * 31 + s->dim + s->heads * 7 + (uint64_t)s->window);
     int32_t *first = kt_alloc(p->rows * sizeof *first);
@@ -48,8 +61,9 @@ static void problem_open(struct problem *p, const struct shape *s)
 static void problem_close(struct problem *p)
 {
     struct ops_attention *a = &p->a;
-    const void *all[] = { a->first_key, a->q, a->k, a->v, a->d_o, a->o, a->dq, a->dk, a->dv, a->lse,
-        p->o, p->dq, p->dk, p->dv, p->lse, p->bo, p->bdq, p->bdk, p->bdv };
+    const void *all[] = { a->first_key, a->q,  a->k,   a->v,   a->d_o, a->o,  a->dq,
+                          a->dk,        a->dv, a->lse, p->o,   p->dq,  p->dk, p->dv,
+                          p->lse,       p->bo, p->bdq, p->bdk, p->bdv };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) free((void *)(uintptr_t)all[i]);
 }
 
@@ -66,7 +80,8 @@ static void reference_row(struct problem *p, uint64_t n, uint64_t t, uint64_t h,
     for (uint64_t j = first; j <= t; j++) {
         s[j] = 0;
         for (uint64_t d = 0; d < D; d++)
-            s[j] += kt_get(a->at, a->q, q + d) * kt_get(a->at, a->k, (n * a->seq + j) * a->k_stride + kv + d);
+            s[j] += kt_get(a->at, a->q, q + d) *
+                    kt_get(a->at, a->k, (n * a->seq + j) * a->k_stride + kv + d);
         s[j] *= (double)a->scale;
         if (s[j] > top) top = s[j];
     }
@@ -129,16 +144,17 @@ static void run(const struct host_ctx *c, struct ops_attention *a, uint64_t shif
     }
 }
 
-/* Elements of heads lie within `width` of each row; those beyond must not be touched (they still hold 0xff). */
-static void check_rows(enum ops_dtype at, const void *got, const double *want, const double *mag, uint64_t rows, uint64_t stride,
-                       uint64_t width, double rel)
+/* Elements of heads lie within `width` of each row; those beyond must not be touched (they still
+ * hold 0xff). */
+static void check_rows(enum ops_dtype at, const void *got, const double *want, const double *mag,
+                       uint64_t rows, uint64_t stride, uint64_t width, double rel)
 {
     for (uint64_t r = 0; r < rows; r++)
         for (uint64_t i = r * stride; i < (r + 1) * stride; i++) {
             if (i - r * stride < width)
-                CHECK(kt_near(kt_get(at, got, i), want[i], rel * mag[i] + kt_half_ulp(at) * fabs(want[i]) * 1.01 + 1e-30));
-            else
-                CHECK(isnan(kt_get(at, got, i)));
+                CHECK(kt_near(kt_get(at, got, i), want[i],
+                              rel * mag[i] + kt_half_ulp(at) * fabs(want[i]) * 1.01 + 1e-30));
+            else CHECK(isnan(kt_get(at, got, i)));
         }
 }
 
@@ -151,7 +167,8 @@ static void check_shape(const struct shape *s)
     KT_EACH_ISA (c) {
         kt_worst = 0;
         run(&c, a, 0);
-        /* fp32 inside: the scores' error (head_dim roundings of |q||k| scale) enters probabilities; bf16: o is rounded before delta */
+        /* fp32 inside: the scores' error (head_dim roundings of |q||k| scale) enters probabilities;
+         * bf16: o is rounded before delta */
         double score = (double)s->dim * s->size * s->size * (double)a->scale;
         double rel = 0x1p-24 * (12 + 0.25 * (double)s->dim + 0.06 * (double)s->seq + 1.5 * score);
         double rel_ds = rel + (s->at == OPS_BF16 ? 0x1p-8 : 0);
@@ -161,8 +178,8 @@ static void check_shape(const struct shape *s)
         check_rows(s->at, a->dk, p.dk, p.bdk, p.rows, a->k_stride, s->kv_heads * s->dim, rel_ds);
         for (uint64_t i = 0; i < p.rows * s->heads; i++)
             CHECK(kt_near((double)a->lse[i], p.lse[i], rel * (1 + fabs(p.lse[i]))));
-        printf("# seq %d heads %d/%d dim %d %s: worst %.2f of the bound\n", (int)s->seq, (int)s->heads, (int)s->kv_heads,
-               (int)s->dim, cpu_isa_name(c.isa), kt_worst);
+        printf("# seq %d heads %d/%d dim %d %s: worst %.2f of the bound\n", (int)s->seq,
+               (int)s->heads, (int)s->kv_heads, (int)s->dim, cpu_isa_name(c.isa), kt_worst);
     }
     problem_close(&p);
 }
@@ -170,12 +187,12 @@ static void check_shape(const struct shape *s)
 TEST(attention_matches_fp64)
 {
     static const struct shape shapes[] = {
-        { 1, 1, 1, 1, 2, 0, OPS_F32, 0, 0, 1 },        { 3, 2, 2, 1, 12, 0, OPS_F32, 0, 0, 2 },
-        { 1, 63, 3, 1, 20, 1, OPS_F32, 0, 0, 2 },      { 2, 64, 4, 4, 64, 0, OPS_F32, 0, 0, 2 },
-        { 1, 65, 8, 1, 36, 4, OPS_F32, 0, 0, 3 },      { 1, 127, 6, 2, 34, 0, OPS_F32, 0, 0, 1 },
-        { 2, 131, 5, 1, 96, 2, OPS_F32, 0, 0, 1 },     { 1, 257, 2, 2, 128, 0, OPS_F32, 0, 0, 4 },
-        { 1, 70, 7, 1, 256, 0, OPS_F32, 0, 0, 1 },     { 1, 100, 2, 1, 250, 6, OPS_F32, 0, 0, 1 },
-        { 2, 131, 4, 2, 64, 8, OPS_BF16, 0, 0, 2 },    { 1, 67, 3, 3, 18, 1, OPS_BF16, 0, 0, 1 },
+        { 1, 1, 1, 1, 2, 0, OPS_F32, 0, 0, 1 },     { 3, 2, 2, 1, 12, 0, OPS_F32, 0, 0, 2 },
+        { 1, 63, 3, 1, 20, 1, OPS_F32, 0, 0, 2 },   { 2, 64, 4, 4, 64, 0, OPS_F32, 0, 0, 2 },
+        { 1, 65, 8, 1, 36, 4, OPS_F32, 0, 0, 3 },   { 1, 127, 6, 2, 34, 0, OPS_F32, 0, 0, 1 },
+        { 2, 131, 5, 1, 96, 2, OPS_F32, 0, 0, 1 },  { 1, 257, 2, 2, 128, 0, OPS_F32, 0, 0, 4 },
+        { 1, 70, 7, 1, 256, 0, OPS_F32, 0, 0, 1 },  { 1, 100, 2, 1, 250, 6, OPS_F32, 0, 0, 1 },
+        { 2, 131, 4, 2, 64, 8, OPS_BF16, 0, 0, 2 }, { 1, 67, 3, 3, 18, 1, OPS_BF16, 0, 0, 1 },
     };
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) check_shape(&shapes[i]);
 }
@@ -183,9 +200,9 @@ TEST(attention_matches_fp64)
 TEST(attention_windows_and_documents)
 {
     static const struct shape shapes[] = {
-        { 1, 300, 2, 1, 32, 0, OPS_F32, 1, 0, 2 },     { 1, 300, 2, 1, 32, 0, OPS_F32, 7, 0, 2 },
-        { 2, 261, 4, 2, 16, 0, OPS_F32, 64, 0, 2 },    { 1, 321, 2, 2, 16, 0, OPS_F32, 100, 0, 2 },
-        { 2, 200, 2, 1, 24, 0, OPS_F32, 0, 30, 2 },    { 1, 517, 2, 1, 12, 0, OPS_F32, 90, 150, 2 },
+        { 1, 300, 2, 1, 32, 0, OPS_F32, 1, 0, 2 },    { 1, 300, 2, 1, 32, 0, OPS_F32, 7, 0, 2 },
+        { 2, 261, 4, 2, 16, 0, OPS_F32, 64, 0, 2 },   { 1, 321, 2, 2, 16, 0, OPS_F32, 100, 0, 2 },
+        { 2, 200, 2, 1, 24, 0, OPS_F32, 0, 30, 2 },   { 1, 517, 2, 1, 12, 0, OPS_F32, 90, 150, 2 },
         { 1, 200, 4, 1, 64, 0, OPS_BF16, 50, 40, 2 },
     };
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) check_shape(&shapes[i]);
@@ -226,7 +243,8 @@ TEST(attention_isolates)
 
 TEST(attention_same_bits)
 {
-    const struct shape shapes[] = { { 3, 150, 6, 3, 20, 2, OPS_F32, 0, 40, 2 }, { 1, 200, 4, 1, 64, 0, OPS_BF16, 70, 0, 2 } };
+    const struct shape shapes[] = { { 3, 150, 6, 3, 20, 2, OPS_F32, 0, 40, 2 },
+                                    { 1, 200, 4, 1, 64, 0, OPS_BF16, 70, 0, 2 } };
     for (size_t k = 0; k < 2; k++)
         KT_EACH_ISA (c) {
             struct problem p;
@@ -257,7 +275,8 @@ static double objective(struct problem *p)
     double *s = zeros(p->a.seq), sum = 0;
     for (uint64_t h = 0; h < p->a.heads; h++)
         for (uint64_t t = 0; t < p->a.seq; t++) reference_row(p, 0, t, h, s);
-    for (uint64_t i = 0; i < p->rows * p->a.o_stride; i++) sum += p->o[i] * kt_get(OPS_F32, p->a.d_o, i);
+    for (uint64_t i = 0; i < p->rows * p->a.o_stride; i++)
+        sum += p->o[i] * kt_get(OPS_F32, p->a.d_o, i);
     free(s);
     return sum;
 }

@@ -1,5 +1,6 @@
-/* tests/gpu/test_elementwise.c - rotary, SwiGLU, embedding and additions against fp64, element by element, with the roundings that
- * transformers does; same bits for any threads and instruction set. */
+/* tests/gpu/test_elementwise.c - rotary, SwiGLU, embedding and additions against fp64, element by
+ * element, with the roundings that transformers does; same bits for any threads and instruction
+ * set. */
 #include "tests/test.h"
 #include "tests/gpu/kern_test.h"
 
@@ -7,7 +8,7 @@ TEST_MAIN()
 
 static const enum ops_dtype ats[2] = { OPS_F32, OPS_BF16 };
 
-/* --- exp, through SwiGLU: y = g / (1 + exp(-g)) for up = 1 -------------------------------------------------------------------- */
+/* --- exp, through SwiGLU: y = g / (1 + exp(-g)) for up = 1 --- */
 
 TEST(swiglu_silu_ulps_over_the_range)
 {
@@ -15,8 +16,15 @@ TEST(swiglu_silu_ulps_over_the_range)
     float *g = kt_alloc(N * 4), *up = kt_alloc(N * 4), *y = kt_alloc(N * 4);
     for (int i = 0; i < N; i++) g[i] = -88.0f + 176.0f * (float)i / N, up[i] = 1;
     KT_EACH_ISA (c) {
-        struct ops_swiglu a = { .rows = 1, .cols = N, .g_stride = N, .u_stride = N, .y_stride = N, .at = OPS_F32, .gate = g,
-            .up = up, .y = y };
+        struct ops_swiglu a = { .rows = 1,
+                                .cols = N,
+                                .g_stride = N,
+                                .u_stride = N,
+                                .y_stride = N,
+                                .at = OPS_F32,
+                                .gate = g,
+                                .up = up,
+                                .y = y };
         host_swiglu_forward(&c, &a);
         kt_worst = 0;
         for (int i = 0; i < N; i++) {
@@ -26,8 +34,15 @@ TEST(swiglu_silu_ulps_over_the_range)
         printf("# %s: %.2f half ulps\n", cpu_isa_name(c.isa), kt_worst * 4);
     }
     float end[4] = { -1e30f, -300, 300, 1e30f }, out[4] = { 0 };
-    struct ops_swiglu a = { .rows = 1, .cols = 4, .g_stride = 4, .u_stride = 4, .y_stride = 4, .at = OPS_F32, .gate = end, .up = up,
-        .y = out };
+    struct ops_swiglu a = { .rows = 1,
+                            .cols = 4,
+                            .g_stride = 4,
+                            .u_stride = 4,
+                            .y_stride = 4,
+                            .at = OPS_F32,
+                            .gate = end,
+                            .up = up,
+                            .y = out };
     struct host_ctx c = { 1, cpu_isa_best(), false };
     host_swiglu_forward(&c, &a);
     CHECK(fabsf(out[1]) == 0 && out[2] == 300 && out[3] == 1e30f);
@@ -38,13 +53,21 @@ TEST(swiglu_silu_ulps_over_the_range)
     free(g), free(up), free(y);
 }
 
-struct glu { struct ops_swiglu a; uint64_t gn, yn; };
+struct glu {
+    struct ops_swiglu a;
+    uint64_t gn, yn;
+};
 
 static void glu_open(struct glu *s, enum ops_dtype at, uint64_t rows, uint64_t cols, uint64_t pad)
 {
-    /* gate and up are halves of one buffer, as after a fused product; gradients in place of another such buffer */
-    s->a = (struct ops_swiglu){ .rows = rows, .cols = cols, .g_stride = 2 * cols + pad, .u_stride = 2 * cols + pad,
-        .y_stride = cols + 2 * pad, .at = at };
+    /* gate and up are halves of one buffer, as after a fused product; gradients in place of another
+     * such buffer */
+    s->a = (struct ops_swiglu){ .rows = rows,
+                                .cols = cols,
+                                .g_stride = 2 * cols + pad,
+                                .u_stride = 2 * cols + pad,
+                                .y_stride = cols + 2 * pad,
+                                .at = at };
     s->gn = rows * s->a.g_stride, s->yn = rows * s->a.y_stride;
     kt_reseed(rows * 7 + cols);
     uint64_t size = ops_dtype_bytes(at);
@@ -55,26 +78,36 @@ static void glu_open(struct glu *s, enum ops_dtype at, uint64_t rows, uint64_t c
 }
 static void glu_close(struct glu *s)
 {
-    free((void *)(uintptr_t)s->a.gate), free(s->a.dgate), free(s->a.y), free((void *)(uintptr_t)s->a.dy);
+    free((void *)(uintptr_t)s->a.gate), free(s->a.dgate), free(s->a.y),
+        free((void *)(uintptr_t)s->a.dy);
 }
 
 static void glu_check(const struct ops_swiglu *a)
 {
-    const double rel = 8 * 0x1p-24, ulp = kt_half_ulp(a->at), flip = a->at == OPS_BF16 ? 2 * ulp : 0;
+    const double rel = 8 * 0x1p-24, ulp = kt_half_ulp(a->at),
+                 flip = a->at == OPS_BF16 ? 2 * ulp : 0;
     for (uint64_t r = 0; r < a->rows; r++)
         for (uint64_t i = 0; i < a->cols; i++) {
-            double g = kt_get(a->at, a->gate, r * a->g_stride + i), u = kt_get(a->at, a->up, r * a->u_stride + i);
-            double dy = kt_get(a->at, a->dy, r * a->y_stride + i), s = 1 / (1 + exp(-g)), act = kt_as(a->at, g * s);
-            double dg = dy * u * s * (1 + g * (1 - s)), big = fabs(dy * u) * s * (1 + fabs(g) * (1 - s));
-            CHECK(kt_near(kt_get(a->at, a->y, r * a->y_stride + i), act * u, (rel + flip + 1.01 * ulp) * fabs(act * u)));
-            CHECK(kt_near(kt_get(a->at, a->dup, r * a->u_stride + i), act * dy, (rel + flip + 1.01 * ulp) * fabs(act * dy)));
-            CHECK(kt_near(kt_get(a->at, a->dgate, r * a->g_stride + i), dg, rel * big + 1.01 * ulp * fabs(dg)));
+            double g = kt_get(a->at, a->gate, r * a->g_stride + i),
+                   u = kt_get(a->at, a->up, r * a->u_stride + i);
+            double dy = kt_get(a->at, a->dy, r * a->y_stride + i), s = 1 / (1 + exp(-g)),
+                   act = kt_as(a->at, g * s);
+            double dg = dy * u * s * (1 + g * (1 - s)),
+                   big = fabs(dy * u) * s * (1 + fabs(g) * (1 - s));
+            CHECK(kt_near(kt_get(a->at, a->y, r * a->y_stride + i), act * u,
+                          (rel + flip + 1.01 * ulp) * fabs(act * u)));
+            CHECK(kt_near(kt_get(a->at, a->dup, r * a->u_stride + i), act * dy,
+                          (rel + flip + 1.01 * ulp) * fabs(act * dy)));
+            CHECK(kt_near(kt_get(a->at, a->dgate, r * a->g_stride + i), dg,
+                          rel * big + 1.01 * ulp * fabs(dg)));
         }
 }
 
 TEST(swiglu_matches_fp64)
 {
-    static const uint64_t shape[][3] = { { 1, 1, 0 }, { 3, 17, 1 }, { 131, 257, 0 }, { 5, 4096, 8 } };
+    static const uint64_t shape[][3] = {
+        { 1, 1, 0 }, { 3, 17, 1 }, { 131, 257, 0 }, { 5, 4096, 8 }
+    };
     for (int t = 0; t < 2; t++)
         for (size_t k = 0; k < 4; k++)
             KT_EACH_ISA (c) {
@@ -123,31 +156,47 @@ TEST(swiglu_finite_differences)
     host_swiglu_backward(&c, &s.a);
     for (uint64_t r = 0; r < 3; r++)
         for (uint64_t i = 0; i < 11; i++) {
-            double g = kt_get(OPS_F32, s.a.gate, r * 22 + i), u = kt_get(OPS_F32, s.a.up, r * 22 + i);
+            double g = kt_get(OPS_F32, s.a.gate, r * 22 + i),
+                   u = kt_get(OPS_F32, s.a.up, r * 22 + i);
             double dy = kt_get(OPS_F32, s.a.dy, r * 11 + i), h = 1e-4;
-            double slope = ((g + h) / (1 + exp(-g - h)) - (g - h) / (1 + exp(-g + h))) / (2 * h) * u * dy;
+            double slope =
+                ((g + h) / (1 + exp(-g - h)) - (g - h) / (1 + exp(-g + h))) / (2 * h) * u * dy;
             CHECK(kt_near(kt_get(OPS_F32, s.a.dgate, r * 22 + i), slope, 1e-5));
             CHECK(kt_near(kt_get(OPS_F32, s.a.dup, r * 22 + i), g / (1 + exp(-g)) * dy, 1e-5));
         }
     glu_close(&s);
 }
 
-/* --- rotary ---------------------------------------------------------------------------------------------------------------------- */
+/* --- rotary --- */
 
-struct rot { struct ops_rope a; uint64_t qn, kn; void *q0, *k0; };
+struct rot {
+    struct ops_rope a;
+    uint64_t qn, kn;
+    void *q0, *k0;
+};
 
-static void rot_open(struct rot *s, enum ops_dtype at, uint64_t tokens, uint64_t heads, uint64_t kv, uint64_t dim, float factor)
+static void rot_open(struct rot *s, enum ops_dtype at, uint64_t tokens, uint64_t heads, uint64_t kv,
+                     uint64_t dim, float factor)
 {
-    s->a = (struct ops_rope){ .tokens = tokens, .heads = heads, .kv_heads = kv, .head_dim = dim, .q_stride = heads * dim + 3,
-        .k_stride = (kv + 1) * dim, .at = at, .attention_factor = factor };
+    s->a = (struct ops_rope){ .tokens = tokens,
+                              .heads = heads,
+                              .kv_heads = kv,
+                              .head_dim = dim,
+                              .q_stride = heads * dim + 3,
+                              .k_stride = (kv + 1) * dim,
+                              .at = at,
+                              .attention_factor = factor };
     s->qn = tokens * s->a.q_stride, s->kn = tokens * s->a.k_stride;
     kt_reseed(tokens + dim);
     s->q0 = kt_random(at, s->qn, 2), s->k0 = kt_random(at, s->kn, 2);
-    s->a.q = kt_copy(s->q0, s->qn * ops_dtype_bytes(at)), s->a.k = kt_copy(s->k0, s->kn * ops_dtype_bytes(at));
+    s->a.q = kt_copy(s->q0, s->qn * ops_dtype_bytes(at)),
+    s->a.k = kt_copy(s->k0, s->kn * ops_dtype_bytes(at));
     int32_t *pos = kt_alloc(tokens * 4);
     float *freq = kt_alloc(dim / 2 * 4);
-    for (uint64_t t = 0; t < tokens; t++) pos[t] = t < 3 ? 131072 - (int32_t)t : (int32_t)kt_below(131073);
-    for (uint64_t i = 0; i < dim / 2; i++) freq[i] = 1.0f / powf(10000.0f, 2 * (float)i / (float)dim);
+    for (uint64_t t = 0; t < tokens; t++)
+        pos[t] = t < 3 ? 131072 - (int32_t)t : (int32_t)kt_below(131073);
+    for (uint64_t i = 0; i < dim / 2; i++)
+        freq[i] = 1.0f / powf(10000.0f, 2 * (float)i / (float)dim);
     s->a.pos = pos, s->a.inv_freq = freq;
 }
 static void rot_close(struct rot *s)
@@ -156,34 +205,43 @@ static void rot_close(struct rot *s)
     free((void *)(uintptr_t)s->a.pos), free((void *)(uintptr_t)s->a.inv_freq);
 }
 
-static void rot_check(const struct ops_rope *a, const void *before, const void *after, uint64_t heads, uint64_t stride)
+static void rot_check(const struct ops_rope *a, const void *before, const void *after,
+                      uint64_t heads, uint64_t stride)
 {
     const uint64_t half = a->head_dim / 2;
     const double ulp = kt_half_ulp(a->at), flip = a->at == OPS_BF16 ? 2 * ulp : 0;
     for (uint64_t t = 0; t < a->tokens; t++)
         for (uint64_t e = 0; e < stride; e++) {
-            uint64_t h = e / a->head_dim, i = e % a->head_dim % half, lo = t * stride + h * a->head_dim + i;
+            uint64_t h = e / a->head_dim, i = e % a->head_dim % half,
+                     lo = t * stride + h * a->head_dim + i;
             if (h >= heads) {
-                CHECK(kt_get(a->at, before, t * stride + e) == kt_get(a->at, after, t * stride + e));
+                CHECK(kt_get(a->at, before, t * stride + e) ==
+                      kt_get(a->at, after, t * stride + e));
                 continue;
             }
-            double angle = (double)((float)a->pos[t] * a->inv_freq[i]), f = (double)a->attention_factor;
-            double c = kt_as(a->at, cos(angle) * f), s = kt_as(a->at, sin(angle) * f) * (a->inverse ? -1 : 1);
+            double angle = (double)((float)a->pos[t] * a->inv_freq[i]),
+                   f = (double)a->attention_factor;
+            double c = kt_as(a->at, cos(angle) * f),
+                   s = kt_as(a->at, sin(angle) * f) * (a->inverse ? -1 : 1);
             double x = kt_get(a->at, before, lo), y = kt_get(a->at, before, lo + half);
             double want = e % a->head_dim < half ? x * c - y * s : y * c + x * s;
-            CHECK(kt_near(kt_get(a->at, after, t * stride + e), want,
-                          (4 * 0x1p-24 + flip) * (fabs(x) + fabs(y)) * f + 1.01 * ulp * fabs(want)));
+            CHECK(
+                kt_near(kt_get(a->at, after, t * stride + e), want,
+                        (4 * 0x1p-24 + flip) * (fabs(x) + fabs(y)) * f + 1.01 * ulp * fabs(want)));
         }
 }
 
 TEST(rope_matches_transformers_angles)
 {
-    static const uint64_t shape[][4] = { { 1, 1, 1, 2 }, { 7, 3, 1, 12 }, { 33, 8, 2, 64 }, { 9, 2, 2, 36 }, { 5, 2, 1, 300 } };
+    static const uint64_t shape[][4] = {
+        { 1, 1, 1, 2 }, { 7, 3, 1, 12 }, { 33, 8, 2, 64 }, { 9, 2, 2, 36 }, { 5, 2, 1, 300 }
+    };
     for (int t = 0; t < 2; t++)
         for (size_t k = 0; k < 5; k++)
             KT_EACH_ISA (c) {
                 struct rot s;
-                rot_open(&s, ats[t], shape[k][0], shape[k][1], shape[k][2], shape[k][3], k == 2 ? 1.25f : 1.0f);
+                rot_open(&s, ats[t], shape[k][0], shape[k][1], shape[k][2], shape[k][3],
+                         k == 2 ? 1.25f : 1.0f);
                 s.a.inverse = k == 3;
                 host_rope(&c, &s.a);
                 rot_check(&s.a, s.q0, s.a.q, s.a.heads, s.a.q_stride);
@@ -207,13 +265,14 @@ TEST(rope_inverse_and_same_bits)
             CHECK(memcmp(p.a.k, q.a.k, p.kn * 4) == 0);
             q.a.inverse = true;
             host_rope(&c, &q.a);
-            for (uint64_t i = 0; i < q.qn; i++) CHECK(kt_near(kt_get(OPS_F32, q.a.q, i), kt_get(OPS_F32, q.q0, i), 2e-6));
+            for (uint64_t i = 0; i < q.qn; i++)
+                CHECK(kt_near(kt_get(OPS_F32, q.a.q, i), kt_get(OPS_F32, q.q0, i), 2e-6));
             rot_close(&q);
         }
     rot_close(&p);
 }
 
-/* --- embedding ------------------------------------------------------------------------------------------------------------------- */
+/* --- embedding --- */
 
 TEST(embed_forward_converts_rows)
 {
@@ -224,9 +283,15 @@ TEST(embed_forward_converts_rows)
             int32_t ids[TOKENS];
             kt_reseed(5);
             for (int i = 0; i < TOKENS; i++) ids[i] = (int32_t)kt_below(VOCAB);
-            struct ops_embed a = { .tokens = TOKENS, .vocab = VOCAB, .hidden = HIDDEN, .at = ats[t % 2], .pt = pts[t / 2], .ids = ids };
+            struct ops_embed a = { .tokens = TOKENS,
+                                   .vocab = VOCAB,
+                                   .hidden = HIDDEN,
+                                   .at = ats[t % 2],
+                                   .pt = pts[t / 2],
+                                   .ids = ids };
             uint16_t *table = kt_random(a.pt, VOCAB * HIDDEN, 1);
-            for (int i = 0; i < 40; i++) table[i * 16] = (uint16_t)(i * 27 & 0x83ff); /* subnormals */
+            for (int i = 0; i < 40; i++)
+                table[i * 16] = (uint16_t)(i * 27 & 0x83ff); /* subnormals */
             table[2] = 0x7c00, table[3] = 0x8000;
             a.table = table;
             a.y = kt_alloc(TOKENS * HIDDEN * ops_dtype_bytes(a.at));
@@ -249,19 +314,22 @@ TEST(embed_backward_token_order)
                 int32_t ids[TOKENS];
                 kt_reseed(6);
                 for (int i = 0; i < TOKENS; i++) ids[i] = (int32_t)kt_below(VOCAB);
-                struct ops_embed a = { .tokens = TOKENS, .vocab = VOCAB, .hidden = HIDDEN, .at = ats[t], .ids = ids };
+                struct ops_embed a = {
+                    .tokens = TOKENS, .vocab = VOCAB, .hidden = HIDDEN, .at = ats[t], .ids = ids
+                };
                 a.dy = kt_random(a.at, TOKENS * HIDDEN, 1);
                 float *want = kt_random(OPS_F32, VOCAB * HIDDEN, 1);
                 a.dtable = kt_copy(want, VOCAB * HIDDEN * 4);
                 for (uint64_t i = 0; i < TOKENS * HIDDEN; i++)
-                    want[(uint64_t)ids[i / HIDDEN] * HIDDEN + i % HIDDEN] += (float)kt_get(a.at, a.dy, i);
+                    want[(uint64_t)ids[i / HIDDEN] * HIDDEN + i % HIDDEN] +=
+                        (float)kt_get(a.at, a.dy, i);
                 host_embed_backward(&c, &a);
                 CHECK(memcmp(want, a.dtable, VOCAB * HIDDEN * 4) == 0);
                 free((void *)(uintptr_t)a.dy), free(want), free(a.dtable);
             }
 }
 
-/* --- additions ------------------------------------------------------------------------------------------------------------------- */
+/* --- additions --- */
 
 TEST(add_exact)
 {
@@ -271,11 +339,14 @@ TEST(add_exact)
             KT_EACH_ISA (c) {
                 uint64_t n = sizes[k], size = ops_dtype_bytes(ats[t]);
                 kt_reseed(n);
-                void *x = kt_random(ats[t], n, 2), *y = kt_random(ats[t], n, 2), *out = kt_alloc(n * size), *x0 = kt_copy(x, n * size);
+                void *x = kt_random(ats[t], n, 2), *y = kt_random(ats[t], n, 2),
+                     *out = kt_alloc(n * size), *x0 = kt_copy(x, n * size);
                 kt_put(ats[t], x0, n / 2, INFINITY), kt_put(ats[t], x, n / 2, INFINITY);
                 host_add(&c, ats[t], n, x, y, out);
                 for (uint64_t i = 0; i < n; i++)
-                    CHECK(kt_get(ats[t], out, i) == kt_as(ats[t], (double)((float)kt_get(ats[t], x0, i) + (float)kt_get(ats[t], y, i))));
+                    CHECK(kt_get(ats[t], out, i) ==
+                          kt_as(ats[t], (double)((float)kt_get(ats[t], x0, i) +
+                                                 (float)kt_get(ats[t], y, i))));
                 host_add(&c, ats[t], n, x, y, x);
                 CHECK(memcmp(x, out, n * size) == 0);
                 free(x), free(y), free(out), free(x0);

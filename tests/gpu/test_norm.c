@@ -1,28 +1,47 @@
-/* tests/gpu/test_norm.c - RMS norm against fp64, element by element; its gradients against finite differences; same bits for any
- * threads, scratch address and instruction set. */
+/* tests/gpu/test_norm.c - RMS norm against fp64, element by element; its gradients against finite
+ * differences; same bits for any threads, scratch address and instruction set. */
 #include "tests/test.h"
 #include "tests/gpu/kern_test.h"
 
 TEST_MAIN()
 
-struct shape { uint64_t tokens, group, cols, xpad, ypad; enum ops_dtype at, pt; bool add; };
+struct shape {
+    uint64_t tokens, group, cols, xpad, ypad;
+    enum ops_dtype at, pt;
+    bool add;
+};
 
 static const struct shape shapes[] = {
-    { 1, 1, 1, 0, 0, OPS_F32, OPS_BF16, false },      { 3, 1, 7, 0, 0, OPS_F32, OPS_FP16, true },
-    { 37, 1, 130, 0, 0, OPS_F32, OPS_BF16, true },    { 70, 5, 20, 3, 9, OPS_F32, OPS_BF16, false },
-    { 1031, 2, 64, 64, 0, OPS_F32, OPS_BF16, false }, { 5, 1, 4099, 0, 0, OPS_F32, OPS_BF16, true },
-    { 67, 3, 36, 1, 0, OPS_BF16, OPS_BF16, false },   { 300, 1, 256, 0, 0, OPS_BF16, OPS_BF16, true },
+    { 1, 1, 1, 0, 0, OPS_F32, OPS_BF16, false },
+    { 3, 1, 7, 0, 0, OPS_F32, OPS_FP16, true },
+    { 37, 1, 130, 0, 0, OPS_F32, OPS_BF16, true },
+    { 70, 5, 20, 3, 9, OPS_F32, OPS_BF16, false },
+    { 1031, 2, 64, 64, 0, OPS_F32, OPS_BF16, false },
+    { 5, 1, 4099, 0, 0, OPS_F32, OPS_BF16, true },
+    { 67, 3, 36, 1, 0, OPS_BF16, OPS_BF16, false },
+    { 300, 1, 256, 0, 0, OPS_BF16, OPS_BF16, true },
 };
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 
-struct problem { struct ops_rmsnorm a; uint64_t xn, yn; void *dx0; float *dw0; };
+struct problem {
+    struct ops_rmsnorm a;
+    uint64_t xn, yn;
+    void *dx0;
+    float *dw0;
+};
 
 static void problem_open(struct problem *p, const struct shape *s)
 {
     struct ops_rmsnorm *a = &p->a;
-    *a = (struct ops_rmsnorm){ .rows = s->tokens * s->group, .cols = s->cols, .group = s->group,
-        .x_stride = s->group * s->cols + s->xpad, .y_stride = s->group * s->cols + s->ypad,
-        .at = s->at, .pt = s->pt, .eps = 1e-5, .add = s->add };
+    *a = (struct ops_rmsnorm){ .rows = s->tokens * s->group,
+                               .cols = s->cols,
+                               .group = s->group,
+                               .x_stride = s->group * s->cols + s->xpad,
+                               .y_stride = s->group * s->cols + s->ypad,
+                               .at = s->at,
+                               .pt = s->pt,
+                               .eps = 1e-5,
+                               .add = s->add };
     p->xn = s->tokens * a->x_stride, p->yn = s->tokens * a->y_stride;
     kt_reseed(s->tokens * 131 + s->cols);
     a->x = kt_random(s->at, p->xn, 3);
@@ -38,8 +57,15 @@ static void problem_open(struct problem *p, const struct shape *s)
 
 static void problem_close(struct problem *p)
 {
-    void *all[] = { (void *)(uintptr_t)p->a.x, (void *)(uintptr_t)p->a.w, (void *)(uintptr_t)p->a.dy, p->a.y, p->a.rstd, p->a.dx,
-        p->a.dw, p->dx0, p->dw0 };
+    void *all[] = { (void *)(uintptr_t)p->a.x,
+                    (void *)(uintptr_t)p->a.w,
+                    (void *)(uintptr_t)p->a.dy,
+                    p->a.y,
+                    p->a.rstd,
+                    p->a.dx,
+                    p->a.dw,
+                    p->dx0,
+                    p->dw0 };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) free(all[i]);
 }
 
@@ -70,26 +96,31 @@ static double row_rstd(const struct ops_rmsnorm *a, uint64_t r)
     return 1 / sqrt(sum / (double)a->cols + a->eps);
 }
 
-/* Checks y, rstd and dx; adds the row's share of dw and of its magnitude. In bf16 x * rstd may round to either neighbour when the exact value
- * is near a tie; one ulp of bf16 is allowed for it. */
+/* Checks y, rstd and dx; adds the row's share of dw and of its magnitude. In bf16 x * rstd may
+ * round to either neighbour when the exact value is near a tie; one ulp of bf16 is allowed for it.
+ */
 static void check_row(const struct problem *p, uint64_t r, double *dw, double *bdw)
 {
     const struct ops_rmsnorm *a = &p->a;
     const uint64_t x0 = row_at(a, r, a->x_stride), y0 = row_at(a, r, a->y_stride), C = a->cols;
-    const double rstd = row_rstd(a, r), rel = 0x1p-24 * (8 + (double)C / 32), ulp = kt_half_ulp(a->at);
+    const double rstd = row_rstd(a, r), rel = 0x1p-24 * (8 + (double)C / 32),
+                 ulp = kt_half_ulp(a->at);
     const double flip = a->at == OPS_BF16 ? 2 * ulp : 0;
     double dot = 0, mag = 0;
     CHECK(kt_near((double)a->rstd[r], rstd, rel * rstd));
     for (uint64_t i = 0; i < C; i++) {
-        double n = kt_get(a->at, a->x, x0 + i) * rstd, w = kt_get(a->pt, a->w, i), dy = kt_get(a->at, a->dy, y0 + i);
+        double n = kt_get(a->at, a->x, x0 + i) * rstd, w = kt_get(a->pt, a->w, i),
+               dy = kt_get(a->at, a->dy, y0 + i);
         double rounded = kt_as(a->at, n), y = rounded * w;
         CHECK(kt_near(kt_get(a->at, a->y, y0 + i), y, (rel + flip + 1.01 * ulp) * fabs(y)));
         dot += dy * w * n, mag += fabs(dy * w * n);
         dw[i] += dy * rounded, bdw[i] += fabs(dy * rounded) * (1 + flip * 0x1p20);
     }
     for (uint64_t i = 0; i < C; i++) {
-        double n = kt_get(a->at, a->x, x0 + i) * rstd, w = kt_get(a->pt, a->w, i), dy = kt_get(a->at, a->dy, y0 + i);
-        double old = a->add ? kt_get(a->at, p->dx0, x0 + i) : 0, dx = old + rstd * (dy * w - n * dot / (double)C);
+        double n = kt_get(a->at, a->x, x0 + i) * rstd, w = kt_get(a->pt, a->w, i),
+               dy = kt_get(a->at, a->dy, y0 + i);
+        double old = a->add ? kt_get(a->at, p->dx0, x0 + i) : 0,
+               dx = old + rstd * (dy * w - n * dot / (double)C);
         double big = fabs(old) + rstd * (fabs(dy * w) + fabs(n) * mag / (double)C);
         CHECK(kt_near(kt_get(a->at, a->dx, x0 + i), dx, rel * big + 1.01 * ulp * fabs(dx)));
     }
@@ -109,13 +140,15 @@ TEST(norm_matches_fp64)
             for (uint64_t i = 0; i < a->cols; i++) {
                 double want = (double)p.dw0[i] + dw[i];
                 double rel = 0x1p-24 * (16 + (double)a->rows / 8);
-                CHECK(kt_near((double)a->dw[i], want, rel * (fabs((double)p.dw0[i]) + bdw[i]) + 1e-30));
+                CHECK(kt_near((double)a->dw[i], want,
+                              rel * (fabs((double)p.dw0[i]) + bdw[i]) + 1e-30));
             }
             /* the gaps between tokens stay as they were */
             for (uint64_t t = 0; t < shapes[k].tokens; t++)
                 for (uint64_t i = a->group * a->cols; i < a->y_stride; i++)
                     CHECK(isnan(kt_get(a->at, a->y, t * a->y_stride + i)));
-            printf("# rows %d cols %d %s: worst %.2f of the bound\n", (int)a->rows, (int)a->cols, cpu_isa_name(c.isa), kt_worst);
+            printf("# rows %d cols %d %s: worst %.2f of the bound\n", (int)a->rows, (int)a->cols,
+                   cpu_isa_name(c.isa), kt_worst);
             free(dw), free(bdw);
             problem_close(&p);
         }
@@ -165,8 +198,8 @@ static double objective(const struct ops_rmsnorm *a)
     for (uint64_t r = 0; r < a->rows; r++) {
         double rstd = row_rstd(a, r);
         for (uint64_t i = 0; i < a->cols; i++)
-            sum += kt_get(a->at, a->x, row_at(a, r, a->x_stride) + i) * rstd * kt_get(a->pt, a->w, i) *
-                   kt_get(a->at, a->dy, row_at(a, r, a->y_stride) + i);
+            sum += kt_get(a->at, a->x, row_at(a, r, a->x_stride) + i) * rstd *
+                   kt_get(a->pt, a->w, i) * kt_get(a->at, a->dy, row_at(a, r, a->y_stride) + i);
     }
     return sum;
 }

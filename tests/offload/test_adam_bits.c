@@ -1,7 +1,8 @@
-/* tests/offload/test_adam_bits.c - every Adam variant gives the scalar reference's bits, and touches nothing else.
+/* tests/offload/test_adam_bits.c - every Adam variant gives the scalar reference's bits, and
+ * touches nothing else.
  *
- * Whole buffers with sentinels around the span are compared, NaN patterns included. Includes adam_ref.c to compare its
- * software fma with the instruction. */
+ * Whole buffers with sentinels around the span are compared, NaN patterns included. Includes
+ * adam_ref.c to compare its software fma with the instruction. */
 #include "offload/adam_ref.c"
 
 #include "base/rng.h"
@@ -52,7 +53,8 @@ static void fill(struct world *w, enum adam_layout layout, enum input kind, stru
     memset(w, SENTINEL, sizeof *w);
     for (uint32_t i = 0; i < N_MAX + GUARD; i++) {
         enum input k = rng_below(r, 8) ? kind : (enum input)rng_below(r, INPUTS);
-        float p = random_value(r, k, 0.02), m = random_value(r, k, 1e-3), v = random_value(r, k, 1e-3);
+        float p = random_value(r, k, 0.02), m = random_value(r, k, 1e-3),
+              v = random_value(r, k, 1e-3);
         float g = random_value(r, k, 1e-2);
         if (k != ANY) v = fabsf(v);
         if (!isfinite(g)) g = 1.0f; /* a non-finite gradient never gets here */
@@ -74,7 +76,8 @@ static void fill(struct world *w, enum adam_layout layout, enum input kind, stru
     }
 }
 
-static struct adam_span span_of(struct world *w, enum adam_layout layout, uint64_t begin, uint64_t n, bool out)
+static struct adam_span span_of(struct world *w, enum adam_layout layout, uint64_t begin,
+                                uint64_t n, bool out)
 {
     uint8_t *at[BUFFERS];
     for (int b = 0; b < BUFFERS; b++) at[b] = w->buf[b] + begin * width_of(b, layout);
@@ -100,8 +103,8 @@ static void random_coef(struct rng *r, enum adam_kind kind, struct adam_coef *c)
 }
 
 /* Elements outside [begin, begin + n) of every buffer are as they were. */
-static bool outside_untouched(const struct world *a, const struct world *b, enum adam_layout layout, uint64_t begin,
-                              uint64_t n)
+static bool outside_untouched(const struct world *a, const struct world *b, enum adam_layout layout,
+                              uint64_t begin, uint64_t n)
 {
     for (int i = 0; i < BUFFERS; i++) {
         uint64_t w = width_of(i, layout), from = begin * w, to = (begin + n) * w;
@@ -111,19 +114,13 @@ static bool outside_untouched(const struct world *a, const struct world *b, enum
     return true;
 }
 
-static bool usable(const struct adam_kernel *k)
-{
-    return k->isa <= cpu_isa_best();
-}
+static bool usable(const struct adam_kernel *k) { return k->isa <= cpu_isa_best(); }
 
-static const struct adam_kernel *scalar_kernel(void)
-{
-    return adam_pick("scalar");
-}
+static const struct adam_kernel *scalar_kernel(void) { return adam_pick("scalar"); }
 
 /* Scalar first, then each other variant from the same bytes, a few steps in a row. */
-static void compare_variants(enum adam_layout layout, uint64_t begin, uint64_t n, bool out, int steps,
-                             const struct adam_coef *c)
+static void compare_variants(enum adam_layout layout, uint64_t begin, uint64_t n, bool out,
+                             int steps, const struct adam_coef *c)
 {
     expected = before;
     struct adam_span s = span_of(&expected, layout, begin, n, out);
@@ -135,7 +132,8 @@ static void compare_variants(enum adam_layout layout, uint64_t begin, uint64_t n
         s = span_of(&got, layout, begin, n, out);
         for (int t = 0; t < steps; t++) adam_run(k, layout, &s, c);
         if (memcmp(&got, &expected, sizeof got) == 0) continue;
-        printf("# %s layout %d begin %" PRIu64 " n %" PRIu64 " out %d\n", k->name, (int)layout, begin, n, out);
+        printf("# %s layout %d begin %" PRIu64 " n %" PRIu64 " out %d\n", k->name, (int)layout,
+               begin, n, out);
         CHECK(!"the variant equals the scalar reference bit for bit");
     }
 }
@@ -151,7 +149,8 @@ static void compare_sizes(enum input kind)
                 struct adam_coef c;
                 random_coef(&r, l2 ? ADAM_L2 : ADAM_ADAMW, &c);
                 uint64_t begin = GUARD / 2 + rng_below(&r, 16);
-                compare_variants((enum adam_layout)layout, begin, n, n % 3 == 0, 1 + (int)(n % 3), &c);
+                compare_variants((enum adam_layout)layout, begin, n, n % 3 == 0, 1 + (int)(n % 3),
+                                 &c);
             }
         }
 }
@@ -192,13 +191,17 @@ TEST(adam_bits_spans_cut_anywhere)
         }
 }
 
-/* The count is the product of all dimensions; every element changes, the one after the last does not. */
+/* The count is the product of all dimensions; every element changes, the one after the last does
+ * not. */
 TEST(adam_adm_04_every_element_of_any_shape)
 {
-    static const uint64_t shapes[][3] = { { 1, 1, 1 },  { 7, 1, 1 },   { 8, 1, 1 },   { 9, 1, 1 },  { 31, 1, 1 },
-                                          { 33, 1, 1 }, { 2, 16, 1 },  { 3, 17, 1 },  { 7, 33, 1 }, { 64, 8, 1 },
-                                          { 3, 5, 17 }, { 2, 3, 127 }, { 4, 16, 15 }, { 2, 2, 255 } };
-    struct adam_hyper h = { .lr = 0.1, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .kind = ADAM_ADAMW };
+    static const uint64_t shapes[][3] = { { 1, 1, 1 },   { 7, 1, 1 },  { 8, 1, 1 },  { 9, 1, 1 },
+                                          { 31, 1, 1 },  { 33, 1, 1 }, { 2, 16, 1 }, { 3, 17, 1 },
+                                          { 7, 33, 1 },  { 64, 8, 1 }, { 3, 5, 17 }, { 2, 3, 127 },
+                                          { 4, 16, 15 }, { 2, 2, 255 } };
+    struct adam_hyper h = {
+        .lr = 0.1, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .kind = ADAM_ADAMW
+    };
     struct adam_coef c;
     adam_coef_make(&h, 1, 1.0, &c);
     for (const struct adam_kernel *k = adam_kernels; k->name; k++)
@@ -219,7 +222,8 @@ TEST(adam_adm_04_every_element_of_any_shape)
                 adam_run(k, l, &s, &c);
                 uint64_t changed = 0;
                 for (uint64_t i = 0; i < n; i++)
-                    changed += load_param(&s, i, l) < -0.05f && s.exp_avg[i] > 0.05f && s.exp_avg_sq[i] > 0.0005f;
+                    changed += load_param(&s, i, l) < -0.05f && s.exp_avg[i] > 0.05f &&
+                               s.exp_avg_sq[i] > 0.0005f;
                 CHECK(changed == n);
                 CHECK(outside_untouched(&before, &got, l, GUARD / 2, n));
             }
@@ -228,7 +232,9 @@ TEST(adam_adm_04_every_element_of_any_shape)
 /* Subnormals really are flushed, and the caller's mode comes back. */
 TEST(adam_subnormals_are_zero_and_the_mode_is_restored)
 {
-    struct adam_hyper h = { .lr = 0.1, .beta1 = 0.5, .beta2 = 0.5, .eps = 1e-8, .kind = ADAM_ADAMW };
+    struct adam_hyper h = {
+        .lr = 0.1, .beta1 = 0.5, .beta2 = 0.5, .eps = 1e-8, .kind = ADAM_ADAMW
+    };
     struct adam_coef c;
     adam_coef_make(&h, 1, 1.0, &c);
     for (const struct adam_kernel *k = adam_kernels; k->name; k++) {
@@ -257,8 +263,8 @@ __attribute__((target("fma"))) static float fma_instruction(float a, float b, fl
     return _mm_cvtss_f32(_mm_fmadd_ss(_mm_set_ss(a), _mm_set_ss(b), _mm_set_ss(c)));
 }
 
-/* The reference's fma against the instruction, under flush-to-zero: exponents near each other (cancellation, ties) and at
- * both ends of the range. */
+/* The reference's fma against the instruction, under flush-to-zero: exponents near each other
+ * (cancellation, ties) and at both ends of the range. */
 TEST(adam_reference_fma_is_the_instruction)
 {
     if (cpu_isa_best() < CPU_AVX2) SKIP("no fma instruction");
@@ -269,12 +275,24 @@ TEST(adam_reference_fma_is_the_instruction)
     for (int i = 0; i < 3000000; i++) {
         uint32_t ea = (uint32_t)rng_below(&r, 255), eb = (uint32_t)rng_below(&r, 255);
         int near = (int)(ea + eb) - 127 + (int)rng_below(&r, 60) - 30;
-        uint32_t ec = i % 4 == 0 ? (uint32_t)rng_below(&r, 256) : (uint32_t)(near < 0 ? 0 : near > 255 ? 255 : near);
-        float a = random_exponent(&r, ea, ea), b = random_exponent(&r, eb, eb), c = random_exponent(&r, ec, ec);
+        uint32_t ec = i % 4 == 0 ? (uint32_t)rng_below(&r, 256)
+                                 : (uint32_t)(near < 0     ? 0
+                                              : near > 255 ? 255
+                                                           : near);
+        float a = random_exponent(&r, ea, ea), b = random_exponent(&r, eb, eb),
+              c = random_exponent(&r, ec, ec);
         if (i % 3 == 0) { /* few significant bits: exact ties are common */
             a = stk_bits_f32(stk_f32_bits(a) & 0xfff80000u);
             b = stk_bits_f32(stk_f32_bits(b) & 0xfffff000u);
             c = stk_bits_f32(stk_f32_bits(c) & 0xfffffff8u);
+        } else if (
+            i % 3 ==
+            1) { /* the product is a tie of 25 bits and c, below double's last bit, decides it */
+            a = stk_bits_f32((stk_f32_bits(a) & 0xfffff800u) | 0x800u);
+            b = stk_bits_f32((stk_f32_bits(b) & 0xfffff000u) | 0x1000u);
+            int far = (int)(ea + eb) - 127 - 52 - (int)rng_below(&r, 20);
+            uint32_t exponent = far < 0 ? 0 : far > 254 ? 254 : (uint32_t)far;
+            c = random_exponent(&r, exponent, exponent);
         }
         if (isnan(c)) continue;
         float x = adam_fma(a, b, c), y = fma_instruction(a, b, c);

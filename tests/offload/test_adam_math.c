@@ -1,7 +1,9 @@
-/* tests/offload/test_adam_math.c - the update against its formulas in float64, and the coefficients.
+/* tests/offload/test_adam_math.c - the update against its formulas in float64, and the
+ * coefficients.
  *
- * The reference works in double with the betas and the decay factor as the kernels hold them, rounded to fp32: a memory that
- * is longer than asked by 1e-8 is part of the specified arithmetic, wrong elements are not. */
+ * The reference works in double with the betas and the decay factor as the kernels hold them,
+ * rounded to fp32: a memory that is longer than asked by 1e-8 is part of the specified arithmetic,
+ * wrong elements are not. */
 #include "base/convert.h"
 #include "base/numeric.h"
 #include "base/rng.h"
@@ -13,10 +15,13 @@
 enum { N = 1003 };
 
 /* path: how far the optimizer has moved the element in all; largest: the largest |p| it passed */
-struct reference { double p[N], m[N], v[N], path[N], largest[N]; };
+struct reference {
+    double p[N], m[N], v[N], path[N], largest[N];
+};
 static struct reference ref;
 
-static void reference_step(struct reference *r, const struct adam_hyper *h, uint64_t t, const float *grad)
+static void reference_step(struct reference *r, const struct adam_hyper *h, uint64_t t,
+                           const float *grad)
 {
     double beta1 = (float)h->beta1, beta2 = (float)h->beta2;
     double bc1 = 1.0 - pow(beta1, (double)t), bc2 = 1.0 - pow(beta2, (double)t);
@@ -35,7 +40,8 @@ static void reference_step(struct reference *r, const struct adam_hyper *h, uint
     }
 }
 
-/* One tensor in any layout, seen as an fp32 master. Gradients are given as floats that the layout holds exactly. */
+/* One tensor in any layout, seen as an fp32 master. Gradients are given as floats that the layout
+ * holds exactly. */
 struct tensor {
     enum adam_layout layout;
     float master[N], m[N], v[N], grad_f32[N];
@@ -51,14 +57,16 @@ static void tensor_open(struct tensor *x, enum adam_layout layout, const float *
     convert_split(x->master, x->param, x->low, N);
 }
 
-static void tensor_step_as(const struct adam_kernel *k, struct tensor *x, const struct adam_coef *c, const float *grad)
+static void tensor_step_as(const struct adam_kernel *k, struct tensor *x, const struct adam_coef *c,
+                           const float *grad)
 {
     memcpy(x->grad_f32, grad, sizeof x->grad_f32);
     if (x->layout == ADAM_BF16_SPLIT) convert_f32_to_bf16(grad, x->grad, N);
     if (x->layout == ADAM_FP16) convert_f32_to_fp16(grad, x->grad, N);
     struct adam_span s = { .n = N,
                            .param = x->layout == ADAM_F32 ? (void *)x->master : (void *)x->param,
-                           .low_or_master = x->layout == ADAM_BF16_SPLIT ? (void *)x->low : (void *)x->master,
+                           .low_or_master = x->layout == ADAM_BF16_SPLIT ? (void *)x->low
+                                                                         : (void *)x->master,
                            .exp_avg = x->m,
                            .exp_avg_sq = x->v,
                            .grad = x->layout == ADAM_F32 ? (void *)x->grad_f32 : (void *)x->grad };
@@ -73,8 +81,8 @@ static void tensor_step(struct tensor *x, const struct adam_hyper *h, uint64_t t
     tensor_step_as(adam_pick(NULL), x, &c, grad);
 }
 
-/* A gradient that changes sign at every step in half of the elements and at random in the rest, over six decades; of bf16's
- * (and fp16's) precision, so that every layout sees the same one. */
+/* A gradient that changes sign at every step in half of the elements and at random in the rest,
+ * over six decades; of bf16's (and fp16's) precision, so that every layout sees the same one. */
 static void make_grad(struct rng *r, uint64_t t, float *grad)
 {
     for (int i = 0; i < N; i++) {
@@ -93,37 +101,46 @@ static void make_params(struct rng *r, double typical, float *p)
 
 static bool same_bits(const struct tensor *a, const struct tensor *b)
 {
-    return memcmp(a->master, b->master, sizeof a->master) == 0 && memcmp(a->m, b->m, sizeof a->m) == 0 &&
-           memcmp(a->v, b->v, sizeof a->v) == 0;
+    return memcmp(a->master, b->master, sizeof a->master) == 0 &&
+           memcmp(a->m, b->m, sizeof a->m) == 0 && memcmp(a->v, b->v, sizeof a->v) == 0;
 }
 
 static struct adam_hyper hyper(enum adam_kind kind, double weight_decay)
 {
-    return (struct adam_hyper){ .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = weight_decay, .kind = kind };
+    return (struct adam_hyper){ .lr = 1e-3,
+                                .beta1 = 0.9,
+                                .beta2 = 0.999,
+                                .eps = 1e-8,
+                                .weight_decay = weight_decay,
+                                .kind = kind };
 }
 
-/* How the error after 1,000 steps is bounded. A parameter that crosses zero has no relative error of its own there, so the error
- * is measured against the larger of |p| and the distance that the optimizer moved the element in all, sum |p_t - p_(t-1)|: at
- * most 1e-6 of it where the optimizer made the value (`small`: it starts at a tenth of the distance). Where a large value is
- * moved little, storing it in fp32 rounds it 1,000 times, a random walk that no arithmetic avoids: five standard deviations
- * of it, 5 * sqrt(1000 / 12) ulp, are allowed for then. */
+/* How the error after 1,000 steps is bounded. A parameter that crosses zero has no relative error
+ * of its own there, so the error is measured against the larger of |p| and the distance that the
+ * optimizer moved the element in all, sum |p_t - p_(t-1)|: at most 1e-6 of it where the optimizer
+ * made the value (`small`: it starts at a tenth of the distance; no decay). Where a large value is
+ * moved little, storing it in fp32 rounds it 1,000 times, a random walk that no arithmetic avoids:
+ * five standard deviations of it, 5 * sqrt(1000 / 12) ulp, are allowed for then. */
 static void check_error(const struct tensor *x, bool small)
 {
     double worst = 0.0, worst_plain = 0.0, worst_walk = 0.0;
     for (int i = 0; i < N; i++) {
-        double error = fabs((double)x->master[i] - ref.p[i]), size = fmax(fabs(ref.p[i]), ref.path[i]);
+        double error = fabs((double)x->master[i] - ref.p[i]),
+               size = fmax(fabs(ref.p[i]), ref.path[i]);
         double ulp = ldexp(1.0, ilogb(ref.largest[i]) - 23);
         worst = fmax(worst, error / size);
         worst_plain = fmax(worst_plain, error / fabs(ref.p[i]));
         worst_walk = fmax(worst_walk, error / (1e-6 * size + 5.0 * sqrt(1000.0 / 12.0) * ulp));
     }
-    printf("# layout %d: max error %.3g of max(|p|, path), %.3g of |p| alone, %.3g of the walk's bound\n", (int)x->layout,
-           worst, worst_plain, worst_walk);
+    printf("# layout %d: max error %.3g of max(|p|, path), %.3g of |p| alone, %.3g of the walk's "
+           "bound\n",
+           (int)x->layout, worst, worst_plain, worst_walk);
     CHECK(worst_walk <= 1.0);
     if (small) CHECK(worst <= 1e-6);
 }
 
-static void thousand_steps_from(const struct adam_kernel *k, enum adam_layout layout, const struct adam_hyper *h, double size)
+static void thousand_steps_from(const struct adam_kernel *k, enum adam_layout layout,
+                                const struct adam_hyper *h, double size)
 {
     static struct tensor x;
     static float p[N], grad[N];
@@ -140,7 +157,7 @@ static void thousand_steps_from(const struct adam_kernel *k, enum adam_layout la
         tensor_step_as(k, &x, &c, grad);
         reference_step(&ref, h, t, grad);
     }
-    check_error(&x, size < 0.01);
+    check_error(&x, size < 0.01 && h->weight_decay == 0.0);
     double worst_m = 0.0, worst_v = 0.0;
     for (int i = 0; i < N; i++) {
         worst_m = fmax(worst_m, fabs(x.m[i] - ref.m[i]) / sqrt(ref.v[i]));
@@ -151,11 +168,13 @@ static void thousand_steps_from(const struct adam_kernel *k, enum adam_layout la
     CHECK(worst_v <= 4e-6); /* its memory is 1,000 roundings long */
 }
 
-static void thousand_steps(const struct adam_kernel *k, enum adam_layout layout, const struct adam_hyper *h)
+static void thousand_steps(const struct adam_kernel *k, enum adam_layout layout,
+                           const struct adam_hyper *h)
 {
     thousand_steps_from(k, layout, h, 0.002);
     thousand_steps_from(k, layout, h, 0.02);
-    /* Not with decay: a slowly moving p times the same factor is rounded to the same side again and again. */
+    /* Not with decay: a slowly moving p times the same factor is rounded to the same side again and
+     * again. */
     if (h->weight_decay == 0.0) thousand_steps_from(k, layout, h, 1.0);
 }
 
@@ -170,6 +189,8 @@ TEST(adam_adm_05_float64_bf16_split)
 {
     struct adam_hyper h = hyper(ADAM_ADAMW, 0.01);
     thousand_steps(adam_pick(NULL), ADAM_BF16_SPLIT, &h);
+    h.weight_decay = 0.0;
+    thousand_steps(adam_pick(NULL), ADAM_BF16_SPLIT, &h);
 }
 TEST(adam_adm_05_float64_fp16)
 {
@@ -182,7 +203,8 @@ TEST(adam_adm_05_float64_l2)
     thousand_steps(adam_pick(NULL), ADAM_F32, &h);
 }
 
-/* fp32 and split mode see the same gradients: the split loses nothing, so they are one trajectory. */
+/* fp32 and split mode see the same gradients: the split loses nothing, so they are one trajectory.
+ */
 TEST(adam_split_is_the_fp32_master)
 {
     static struct tensor a, b;
@@ -206,7 +228,8 @@ TEST(adam_split_is_the_fp32_master)
     for (int i = 0; i < N; i++) CHECK(c.param[i] == stk_f32_to_fp16(c.master[i]));
 }
 
-/* The same tensor in groups 1 and 7 of eight, whose other groups have other hyperparameters, at other step counts. */
+/* The same tensor in groups 1 and 7 of eight, whose other groups have other hyperparameters, at
+ * other step counts. */
 TEST(adam_adm_01_groups_do_not_influence_each_other)
 {
     static struct tensor g[8];
@@ -229,6 +252,10 @@ TEST(adam_adm_01_groups_do_not_influence_each_other)
         }
     }
 }
+
+/* 50 steps round p 100 times, to the same side at worst: 100 half ulps of 2^-23 are 6e-6; a wrong step
+ * count or formula is off by 1e-3 and more. */
+#define SHORT_RUN 6e-6
 
 static double worst_against_reference(const struct tensor *x)
 {
@@ -254,11 +281,12 @@ TEST(adam_adm_01_step_count_may_jump)
         make_grad(&r, (uint64_t)j, grad);
         tensor_step(&x, &h, counts[j], grad);
         reference_step(&ref, &h, counts[j], grad);
-        CHECK(worst_against_reference(&x) <= 1e-6);
+        CHECK(worst_against_reference(&x) <= SHORT_RUN);
     }
 }
 
-/* B has a gradient on odd steps only: its count is its own, as in torch, where the state's step advances with the tensor. */
+/* B has a gradient on odd steps only: its count is its own, as in torch, where the state's step
+ * advances with the tensor. */
 TEST(adam_adm_02_a_tensors_own_step_count)
 {
     static struct tensor a, b;
@@ -280,11 +308,12 @@ TEST(adam_adm_02_a_tensors_own_step_count)
         reference_step(&ref, &h, count_b, grad);
     }
     CHECK(count_b == 50);
-    CHECK(worst_against_reference(&b) <= 1e-6);
+    CHECK(worst_against_reference(&b) <= SHORT_RUN);
     CHECK(worst_against_reference(&a) > 1e-3);
 }
 
-/* Weight decay 0.1 in both modes, 20 steps, each against its own formula; they must differ by far more than rounding. */
+/* Weight decay 0.1 in both modes, 20 steps, each against its own formula; they must differ by far
+ * more than rounding. */
 TEST(adam_adm_08_adam_is_not_adamw)
 {
     static struct tensor x[2];
@@ -302,15 +331,16 @@ TEST(adam_adm_08_adam_is_not_adamw)
             tensor_step(&x[kind], &h, t, grad);
             reference_step(&ref, &h, t, grad);
         }
-        CHECK(worst_against_reference(&x[kind]) <= 1e-6);
+        CHECK(worst_against_reference(&x[kind]) <= SHORT_RUN);
     }
     int differ = 0;
     for (int i = 0; i < N; i++) differ += fabsf(x[0].master[i] - x[1].master[i]) > 1e-4f;
     CHECK(differ > N / 2);
 }
 
-/* The clip factor and the loss scale come in through grad_scale: a power of two is the same as a scaled gradient bit for bit,
- * any factor in (0, 1] within rounding, and no factor turns an update around. */
+/* The clip factor and the loss scale come in through grad_scale: a power of two is the same as a
+ * scaled gradient bit for bit, any factor in (0, 1] within rounding, and no factor turns an update
+ * around. */
 TEST(adam_mpx_08_grad_scale)
 {
     static const double factors[] = { 1.0, 0.5, 0.3, 1e-3, 1.0 / 65536, 1e-30 };
@@ -338,11 +368,17 @@ TEST(adam_mpx_08_grad_scale)
 TEST(adam_coefficients)
 {
     static const uint64_t counts[] = { 1, 2, 3, 10, 1000, 100000, 1000000 };
-    struct adam_hyper h = { .lr = 3e-4, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1, .kind = ADAM_ADAMW };
+    struct adam_hyper h = { .lr = 3e-4,
+                            .beta1 = 0.9,
+                            .beta2 = 0.999,
+                            .eps = 1e-8,
+                            .weight_decay = 0.1,
+                            .kind = ADAM_ADAMW };
     struct adam_coef c;
     for (int j = 0; j < 7; j++) {
         adam_coef_make(&h, counts[j], 1.0, &c);
-        double bc1 = 1.0 - pow((double)0.9f, (double)counts[j]), bc2 = 1.0 - pow((double)0.999f, (double)counts[j]);
+        double bc1 = 1.0 - pow((double)0.9f, (double)counts[j]),
+               bc2 = 1.0 - pow((double)0.999f, (double)counts[j]);
         CHECK(fabs(c.step_size - 3e-4 / bc1) <= 6e-8 * c.step_size);
         CHECK(fabs(c.inv_sqrt_bc2 - 1.0 / sqrt(bc2)) <= 6e-8 * c.inv_sqrt_bc2);
     }

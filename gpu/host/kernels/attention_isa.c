@@ -1,29 +1,29 @@
-/* gpu/host/kernels/attention_isa.c - blocked attention, compiled once per instruction set (KERN_ISA).
+/* gpu/host/kernels/attention_isa.c - blocked attention, compiled once per instruction set
+ * (KERN_ISA).
  *
- * Owns: forward and backward over blocks of 64 queries and 64 keys (Dao 2022, Algorithms 1 and 4; online softmax: Milakov & Gimelshein
- * 2018). All of it in fp32. LANES ARE QUERIES: a block of scores is kept as S^T [key][query], so keys and values are only ever
- * broadcast, and maxima and sums run down the vectors; only queries (once per block of them) are transposed.
- * Must not know: streams, other operations. Runs on a stream's lane with a team of c->threads.
+ * Owns: forward and backward over blocks of 64 queries and 64 keys (Dao 2022, Algorithms 1 and 4;
+ * online softmax: Milakov & Gimelshein 2018). All of it in fp32. LANES ARE QUERIES: a block of
+ * scores is kept as S^T [key][query], so keys and values are only ever broadcast, and maxima and
+ * sums run down the vectors; only queries (once per block of them) are transposed. Must not know:
+ * streams, other operations. Runs on a stream's lane with a team of c->threads.
  *
- * ORDER. Forward: a unit of work is (sequence, head, block of queries). Backward: (sequence, kv head); its dk and dv are summed by one
- * thread over heads, then blocks of queries, ascending; dq over blocks of keys, ascending. So no result depends on the threads.
- * A row with no key at all (first_key beyond the row) gives o = 0, lse = -infinity and no gradient. */
-#if defined(__AVX512F__)
-#define VL 16
-#define NV_MAX 4
-#elif defined(__AVX2__)
-#define VL 8
-#define NV_MAX 2
-#else
-#define VL 4
-#define NV_MAX 2
-#endif
+ * ORDER. Forward: a unit of work is (sequence, head, block of queries). Backward: (sequence, kv
+ * head); its dk and dv are summed by one thread over heads, then blocks of queries, ascending; dq
+ * over blocks of keys, ascending. So no result depends on the threads. A row with no key at all
+ * (first_key beyond the row) gives o = 0, lse = -infinity and no gradient. */
 #include "gpu/host/kernels/kern.h"
 #include "gpu/host/kernels/vec.h"
 
 #include <float.h>
 #include <math.h>
 #include <omp.h>
+
+/* Vectors of a register tile: 6 x 4 of 32 registers with AVX-512, 6 x 2 of 16 else. */
+#if defined(__AVX512F__)
+#define NV_MAX 4
+#else
+#define NV_MAX 2
+#endif
 
 enum { BQ = KERN_ATT_BQ, BK = KERN_ATT_BK, MR_MAX = 6 };
 
@@ -33,53 +33,68 @@ enum { BQ = KERN_ATT_BQ, BK = KERN_ATT_BK, MR_MAX = 6 };
 #define UNROLL _Pragma("GCC unroll 8")
 #endif
 
-/* --- product of a tile ------------------------------------------------------------------------------------------------------
- * C[m][lane] (+)= sum over k of A[m * am + k * ak] * B[k * ldb + lane], k ascending. mr and nv are constants at every call, so the
- * accumulators live in registers: 6 x 4 of 32 with AVX-512, 6 x 2 of 16 else. */
+/* --- product of a tile ---
+ * C[m][lane] (+)= sum over k of A[m * am + k * ak] * B[k * ldb + lane], k ascending. mr and nv are
+ * constants at every call, so the accumulators live in registers: 6 x 4 of 32 with AVX-512, 6 x 2
+ * of 16 else. */
 struct prod {
-    const float *a; uint64_t am, ak;
-    const float *b; uint64_t ldb;
-    float *c; uint64_t ldc;
+    const float *a;
+    uint64_t am, ak;
+    const float *b;
+    uint64_t ldb;
+    float *c;
+    uint64_t ldc;
     uint64_t kn;
     bool add;
 };
 
-VEC_INLINE void prod_tile(const struct prod *p, uint64_t m0, uint64_t lane0, const int mr, const int nv)
+VEC_INLINE void prod_tile(const struct prod *p, uint64_t m0, uint64_t lane0, const int mr,
+                          const int nv)
 {
     vec_f acc[MR_MAX][NV_MAX];
     const float *a = p->a + m0 * p->am, *b = p->b + lane0;
     float *c = p->c + m0 * p->ldc + lane0;
     const uint64_t am = p->am, ak = p->ak, ldb = p->ldb, ldc = p->ldc;
-    UNROLL for (int m = 0; m < mr; m++)
-        UNROLL for (int n = 0; n < nv; n++)
+    UNROLL
+    for (int m = 0; m < mr; m++) {
+        UNROLL
+        for (int n = 0; n < nv; n++)
             acc[m][n] = p->add ? vec_load(c + (uint64_t)m * ldc + n * VL) : (vec_f){ 0 };
+    }
     for (uint64_t k = p->kn; k > 0; k--) {
         vec_f bv[NV_MAX];
-        UNROLL for (int n = 0; n < nv; n++) bv[n] = vec_load(b + n * VL);
-        UNROLL for (int m = 0; m < mr; m++) {
+        UNROLL
+        for (int n = 0; n < nv; n++) bv[n] = vec_load(b + n * VL);
+        UNROLL
+        for (int m = 0; m < mr; m++) {
             vec_f av = vec_set(a[(uint64_t)m * am]);
-            UNROLL for (int n = 0; n < nv; n++) acc[m][n] = vec_fma(av, bv[n], acc[m][n]);
+            UNROLL
+            for (int n = 0; n < nv; n++) acc[m][n] = vec_fma(av, bv[n], acc[m][n]);
         }
         a += ak;
         b += ldb;
     }
-    UNROLL for (int m = 0; m < mr; m++)
-        UNROLL for (int n = 0; n < nv; n++) vec_store(c + (uint64_t)m * ldc + n * VL, acc[m][n]);
+    UNROLL
+    for (int m = 0; m < mr; m++) {
+        UNROLL
+        for (int n = 0; n < nv; n++) vec_store(c + (uint64_t)m * ldc + n * VL, acc[m][n]);
+    }
 }
 
-#define PROD_ROWS(nv_)                                                                              \
-    static __attribute__((noinline)) void prod_rows_##nv_(const struct prod *p, uint64_t mn, uint64_t lane0) \
-    {                                                                                               \
-        uint64_t m = 0;                                                                             \
-        for (; m + 6 <= mn; m += 6) prod_tile(p, m, lane0, 6, nv_);                                 \
-        switch (mn - m) {                                                                           \
-        case 5: prod_tile(p, m, lane0, 5, nv_); break;                                              \
-        case 4: prod_tile(p, m, lane0, 4, nv_); break;                                              \
-        case 3: prod_tile(p, m, lane0, 3, nv_); break;                                              \
-        case 2: prod_tile(p, m, lane0, 2, nv_); break;                                              \
-        case 1: prod_tile(p, m, lane0, 1, nv_); break;                                              \
-        default: break;                                                                             \
-        }                                                                                           \
+#define PROD_ROWS(nv_)                                                                             \
+    static __attribute__((noinline)) void prod_rows_##nv_(const struct prod *p, uint64_t mn,       \
+                                                          uint64_t lane0)                          \
+    {                                                                                              \
+        uint64_t m = 0;                                                                            \
+        for (; m + 6 <= mn; m += 6) prod_tile(p, m, lane0, 6, nv_);                                \
+        switch (mn - m) {                                                                          \
+        case 5: prod_tile(p, m, lane0, 5, nv_); break;                                             \
+        case 4: prod_tile(p, m, lane0, 4, nv_); break;                                             \
+        case 3: prod_tile(p, m, lane0, 3, nv_); break;                                             \
+        case 2: prod_tile(p, m, lane0, 2, nv_); break;                                             \
+        case 1: prod_tile(p, m, lane0, 1, nv_); break;                                             \
+        default: break;                                                                            \
+        }                                                                                          \
     }
 PROD_ROWS(1)
 PROD_ROWS(2)
@@ -109,12 +124,13 @@ static void prod_run(const struct prod *p, uint64_t mn, uint64_t vecs)
     }
 }
 
-/* --- moving rows -------------------------------------------------------------------------------------------------------------- */
+/* --- moving rows --- */
 
-/* rows x dim values of `at` (row stride `stride` elements, from element `first`) times scale, into dst [rows][ld]; columns up to
- * `width` (a multiple of 16) become zero. */
-static void rows_load(enum ops_dtype at, const void *src, uint64_t first, uint64_t stride, uint64_t rows, uint64_t dim,
-                      float scale, float *dst, uint64_t ld, uint64_t width)
+/* rows x dim values of `at` (row stride `stride` elements, from element `first`) times scale, into
+ * dst [rows][ld]; columns up to `width` (a multiple of 16) become zero. */
+static void rows_load(enum ops_dtype at, const void *src, uint64_t first, uint64_t stride,
+                      uint64_t rows, uint64_t dim, float scale, float *dst, uint64_t ld,
+                      uint64_t width)
 {
     for (uint64_t r = 0; r < rows; r++) {
         uint64_t row = first + r * stride;
@@ -125,8 +141,8 @@ static void rows_load(enum ops_dtype at, const void *src, uint64_t first, uint64
     }
 }
 
-static void rows_store(enum ops_dtype at, void *dst, uint64_t first, uint64_t stride, uint64_t rows, uint64_t dim,
-                       const float *src, uint64_t ld)
+static void rows_store(enum ops_dtype at, void *dst, uint64_t first, uint64_t stride, uint64_t rows,
+                       uint64_t dim, const float *src, uint64_t ld)
 {
     for (uint64_t r = 0; r < rows; r++)
         for (uint64_t d = 0; d < dim; d += VL)
@@ -137,7 +153,8 @@ typedef float quad __attribute__((vector_size(16)));
 typedef float quad_any __attribute__((vector_size(16), aligned(4), may_alias));
 
 /* dst[c][r] = src[r][c]; rows and cols are multiples of 4. */
-static void transpose(const float *src, uint64_t lds, uint64_t rows, uint64_t cols, float *dst, uint64_t ldd)
+static void transpose(const float *src, uint64_t lds, uint64_t rows, uint64_t cols, float *dst,
+                      uint64_t ldd)
 {
     for (uint64_t r = 0; r < rows; r += 4)
         for (uint64_t c = 0; c < cols; c += 4) {
@@ -145,8 +162,10 @@ static void transpose(const float *src, uint64_t lds, uint64_t rows, uint64_t co
             float *d = dst + c * ldd + r;
             quad r0 = *(const quad_any *)s, r1 = *(const quad_any *)(s + lds);
             quad r2 = *(const quad_any *)(s + 2 * lds), r3 = *(const quad_any *)(s + 3 * lds);
-            quad a0 = __builtin_shufflevector(r0, r1, 0, 4, 1, 5), a1 = __builtin_shufflevector(r0, r1, 2, 6, 3, 7);
-            quad a2 = __builtin_shufflevector(r2, r3, 0, 4, 1, 5), a3 = __builtin_shufflevector(r2, r3, 2, 6, 3, 7);
+            quad a0 = __builtin_shufflevector(r0, r1, 0, 4, 1, 5),
+                 a1 = __builtin_shufflevector(r0, r1, 2, 6, 3, 7);
+            quad a2 = __builtin_shufflevector(r2, r3, 0, 4, 1, 5),
+                 a3 = __builtin_shufflevector(r2, r3, 2, 6, 3, 7);
             *(quad_any *)d = __builtin_shufflevector(a0, a2, 0, 1, 4, 5);
             *(quad_any *)(d + ldd) = __builtin_shufflevector(a0, a2, 2, 3, 6, 7);
             *(quad_any *)(d + 2 * ldd) = __builtin_shufflevector(a1, a3, 0, 1, 4, 5);
@@ -154,24 +173,25 @@ static void transpose(const float *src, uint64_t lds, uint64_t rows, uint64_t co
         }
 }
 
-/* --- one block of queries ------------------------------------------------------------------------------------------------------ */
+/* --- one block of queries --- */
 
-/* A thread's tiles, and the block they hold. Row-major; lanes of queries are the fast index of the transposed ones. */
+/* A thread's tiles, and the block they hold. Row-major; lanes of queries are the fast index of the
+ * transposed ones. */
 struct work {
     const struct ops_attention *a;
-    uint64_t dim, kld;          /* padded head_dim; row length of k and v */
-    float *q, *qt;              /* queries * scale: [BQ][dim], [dim][BQ] */
-    float *k, *v;               /* [BK][kld] */
-    float *s;                   /* scores, then probabilities: [BK][BQ] */
-    float *ot;                  /* forward: o; backward: dq: [dim][BQ] */
-    float *g, *gt, *ds;         /* backward: d_o [BQ][dim], [dim][BQ]; dP, then dS [BK][BQ] */
-    float *m, *l;               /* per lane: running maximum and sum; backward: lse and delta */
-    int32_t *first, *pos;       /* per lane: keys first..pos are seen */
-    float *dk, *dv;             /* backward: [seq][dim] of one kv head */
-    uint64_t seq_row;           /* token row of the sequence's start */
-    uint64_t t0, nq, vecs;      /* first row, rows, vectors of lanes in use */
-    uint64_t key_min, key_end;  /* keys any row sees lie in [key_min, key_end) */
-    uint64_t all_min, all_end;  /* every row sees at least [all_min, all_end) */
+    uint64_t dim, kld;         /* padded head_dim; row length of k and v */
+    float *q, *qt;             /* queries * scale: [BQ][dim], [dim][BQ] */
+    float *k, *v;              /* [BK][kld] */
+    float *s;                  /* scores, then probabilities: [BK][BQ] */
+    float *ot;                 /* forward: o; backward: dq: [dim][BQ] */
+    float *g, *gt, *ds;        /* backward: d_o [BQ][dim], [dim][BQ]; dP, then dS [BK][BQ] */
+    float *m, *l;              /* per lane: running maximum and sum; backward: lse and delta */
+    int32_t *first, *pos;      /* per lane: keys first..pos are seen */
+    float *dk, *dv;            /* backward: [seq][dim] of one kv head */
+    uint64_t seq_row;          /* token row of the sequence's start */
+    uint64_t t0, nq, vecs;     /* first row, rows, vectors of lanes in use */
+    uint64_t key_min, key_end; /* keys any row sees lie in [key_min, key_end) */
+    uint64_t all_min, all_end; /* every row sees at least [all_min, all_end) */
 };
 
 static void work_open(struct work *w, const struct ops_attention *a, float *base, bool backward)
@@ -221,8 +241,8 @@ static void block_open(struct work *w, uint64_t seq, uint64_t head, uint64_t blo
     w->key_end = w->t0 + w->nq;
     w->all_min = (uint64_t)high;
     w->all_end = w->t0 + 1;
-    rows_load(a->at, a->q, row * a->q_stride + head * a->head_dim, a->q_stride, w->nq, a->head_dim, a->scale, w->q, w->dim,
-              w->dim);
+    rows_load(a->at, a->q, row * a->q_stride + head * a->head_dim, a->q_stride, w->nq, a->head_dim,
+              a->scale, w->q, w->dim, w->dim);
     memset(w->q + w->nq * w->dim, 0, (BQ - w->nq) * w->dim * sizeof(float));
     transpose(w->q, w->dim, BQ, w->dim, w->qt, BQ);
 }
@@ -232,8 +252,10 @@ static void keys_load(struct work *w, uint64_t kv_head, uint64_t key, uint64_t n
 {
     const struct ops_attention *a = w->a;
     uint64_t row = w->seq_row + key, col = kv_head * a->head_dim;
-    rows_load(a->at, a->k, row * a->k_stride + col, a->k_stride, n, a->head_dim, 1.0f, w->k, w->kld, w->dim);
-    rows_load(a->at, a->v, row * a->v_stride + col, a->v_stride, n, a->head_dim, 1.0f, w->v, w->kld, w->dim);
+    rows_load(a->at, a->k, row * a->k_stride + col, a->k_stride, n, a->head_dim, 1.0f, w->k, w->kld,
+              w->dim);
+    rows_load(a->at, a->v, row * a->v_stride + col, a->v_stride, n, a->head_dim, 1.0f, w->v, w->kld,
+              w->dim);
 }
 
 static bool block_whole(const struct work *w, uint64_t key, uint64_t n)
@@ -254,7 +276,7 @@ VEC_INLINE vec_i lanes_seeing(const struct work *w, uint64_t lane, uint64_t key)
     return (vec_load_i(w->first + lane) <= j) & (vec_load_i(w->pos + lane) >= j);
 }
 
-/* --- forward ------------------------------------------------------------------------------------------------------------------ */
+/* --- forward --- */
 
 /* Scores become exp(s - m) with the new maximum m; sums and output so far are scaled to it. */
 static void softmax_step(struct work *w, uint64_t key, uint64_t n)
@@ -264,7 +286,9 @@ static void softmax_step(struct work *w, uint64_t key, uint64_t n)
         vec_f old = vec_load(w->m + lane), m = old, sum = { 0 };
         for (uint64_t j = 0; j < n; j++) {
             float *s = w->s + j * BQ + lane;
-            if (!whole) vec_store(s, vec_select(lanes_seeing(w, lane, key + j), vec_load(s), vec_set(-INFINITY)));
+            if (!whole)
+                vec_store(
+                    s, vec_select(lanes_seeing(w, lane, key + j), vec_load(s), vec_set(-INFINITY)));
             m = vec_max(m, vec_load(s));
         }
         for (uint64_t j = 0; j < n; j++) {
@@ -295,9 +319,11 @@ static void forward_close(struct work *w, uint64_t head)
     }
     for (uint64_t d = 0; d < a->head_dim; d++)
         for (uint64_t lane = 0; lane < w->vecs * VL; lane += VL)
-            vec_store(w->ot + d * BQ + lane, vec_load(w->ot + d * BQ + lane) * vec_load(w->l + lane));
+            vec_store(w->ot + d * BQ + lane,
+                      vec_load(w->ot + d * BQ + lane) * vec_load(w->l + lane));
     transpose(w->ot, BQ, w->dim, BQ, w->q, w->dim);
-    rows_store(a->at, a->o, row * a->o_stride + head * a->head_dim, a->o_stride, w->nq, a->head_dim, w->q, w->dim);
+    rows_store(a->at, a->o, row * a->o_stride + head * a->head_dim, a->o_stride, w->nq, a->head_dim,
+               w->q, w->dim);
 }
 
 static void forward_block(struct work *w, uint64_t seq, uint64_t head, uint64_t block)
@@ -333,7 +359,7 @@ void KERN_NAME(kern_attention_forward)(const struct host_ctx *c, const struct op
     }
 }
 
-/* --- backward ----------------------------------------------------------------------------------------------------------------- */
+/* --- backward --- */
 
 /* d_o of the block, its transpose, lse (into m) and delta = sum over d of d_o * o (into l). */
 static void backward_open(struct work *w, uint64_t head)
@@ -376,7 +402,8 @@ static void score_gradients(struct work *w, uint64_t n)
     for (uint64_t j = 0; j < n; j++)
         for (uint64_t lane = 0; lane < w->vecs * VL; lane += VL) {
             uint64_t i = j * BQ + lane;
-            vec_store(w->ds + i, vec_load(w->s + i) * (vec_load(w->ds + i) - vec_load(w->l + lane)));
+            vec_store(w->ds + i,
+                      vec_load(w->s + i) * (vec_load(w->ds + i) - vec_load(w->l + lane)));
         }
 }
 
@@ -397,7 +424,8 @@ static void backward_keys(struct work *w, uint64_t kv_head, uint64_t key, uint64
     prod_run(&dq, head_dim, w->vecs);
 }
 
-static void backward_block(struct work *w, uint64_t seq, uint64_t head, uint64_t kv_head, uint64_t block)
+static void backward_block(struct work *w, uint64_t seq, uint64_t head, uint64_t kv_head,
+                           uint64_t block)
 {
     const struct ops_attention *a = w->a;
     block_open(w, seq, head, block);
@@ -405,9 +433,11 @@ static void backward_block(struct work *w, uint64_t seq, uint64_t head, uint64_t
     for (uint64_t key = w->key_min / BK * BK; key < w->key_end; key += BK)
         backward_keys(w, kv_head, key, w->key_end - key < BK ? w->key_end - key : BK);
     uint64_t row = w->seq_row + w->t0;
-    for (uint64_t i = 0; i < a->head_dim * BQ; i += VL) vec_store(w->ot + i, vec_load(w->ot + i) * a->scale);
+    for (uint64_t i = 0; i < a->head_dim * BQ; i += VL)
+        vec_store(w->ot + i, vec_load(w->ot + i) * a->scale);
     transpose(w->ot, BQ, w->dim, BQ, w->g, w->dim);
-    rows_store(a->at, a->dq, row * a->q_stride + head * a->head_dim, a->q_stride, w->nq, a->head_dim, w->g, w->dim);
+    rows_store(a->at, a->dq, row * a->q_stride + head * a->head_dim, a->q_stride, w->nq,
+               a->head_dim, w->g, w->dim);
 }
 
 void KERN_NAME(kern_attention_backward)(const struct host_ctx *c, const struct ops_attention *a)
@@ -421,13 +451,16 @@ void KERN_NAME(kern_attention_backward)(const struct host_ctx *c, const struct o
         work_open(&w, a, scratch + floats * (uint64_t)omp_get_thread_num(), true);
 #pragma omp for schedule(dynamic, 1)
         for (uint64_t u = 0; u < a->n_seq * a->kv_heads; u++) {
-            uint64_t seq = u / a->kv_heads, kv = u % a->kv_heads, row = seq * a->seq, col = kv * a->head_dim;
+            uint64_t seq = u / a->kv_heads, kv = u % a->kv_heads, row = seq * a->seq,
+                     col = kv * a->head_dim;
             memset(w.dk, 0, a->seq * w.dim * sizeof(float));
             memset(w.dv, 0, a->seq * w.dim * sizeof(float));
             for (uint64_t h = kv * group; h < (kv + 1) * group; h++)
                 for (uint64_t b = 0; b < blocks; b++) backward_block(&w, seq, h, kv, b);
-            rows_store(a->at, a->dk, row * a->k_stride + col, a->k_stride, a->seq, a->head_dim, w.dk, w.dim);
-            rows_store(a->at, a->dv, row * a->v_stride + col, a->v_stride, a->seq, a->head_dim, w.dv, w.dim);
+            rows_store(a->at, a->dk, row * a->k_stride + col, a->k_stride, a->seq, a->head_dim,
+                       w.dk, w.dim);
+            rows_store(a->at, a->dv, row * a->v_stride + col, a->v_stride, a->seq, a->head_dim,
+                       w.dv, w.dim);
         }
     }
 }

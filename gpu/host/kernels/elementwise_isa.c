@@ -1,9 +1,9 @@
-/* gpu/host/kernels/elementwise_isa.c - rotary, SwiGLU, embedding, additions; compiled once per instruction set (KERN_ISA), the same
- * bits from each: no fma, fixed order, our own exp (vec.h).
+/* gpu/host/kernels/elementwise_isa.c - rotary, SwiGLU, embedding, additions; compiled once per
+ * instruction set (KERN_ISA), the same bits from each: no fma, fixed order, our own exp (vec.h).
  *
- * Must not know: streams, other operations. Runs on a stream's lane with a team of c->threads (one thread for small work). Each
- * output element is written by one thread from inputs in one order, so results do not depend on the threads. */
-#define VL 16
+ * Must not know: streams, other operations. Runs on a stream's lane with a team of c->threads (one
+ * thread for small work). Each output element is written by one thread from inputs in one order, so
+ * results do not depend on the threads. */
 #include "gpu/host/kernels/kern.h"
 #include "gpu/host/kernels/vec.h"
 
@@ -11,10 +11,11 @@
 
 enum { CHUNK = 4096, ROPE_PAIRS = 128 };
 
-/* --- rotary --------------------------------------------------------------------------------------------------------------------- */
+/* --- rotary --- */
 
 /* Pairs [i0, i0 + n) of one head of head_dim at element x. */
-static void rope_head(enum ops_dtype at, void *x, uint64_t first, uint64_t half, uint64_t n, const float *cs, const float *sn)
+static void rope_head(enum ops_dtype at, void *x, uint64_t first, uint64_t half, uint64_t n,
+                      const float *cs, const float *sn)
 {
     for (uint64_t i = 0; i < n; i += VL) {
         vec_f lo = vec_get(at, x, first + i, n - i), hi = vec_get(at, x, first + half + i, n - i);
@@ -24,13 +25,14 @@ static void rope_head(enum ops_dtype at, void *x, uint64_t first, uint64_t half,
     }
 }
 
-/* The angle is a product of two fp32, and cos and sin are fp32 functions of it, rounded to `at`: so does transformers, and its
- * positions beyond 10^4 would not be met by a more exact angle. */
+/* The angle is a product of two fp32, and cos and sin are fp32 functions of it, rounded to `at`: so
+ * does transformers, and its positions beyond 10^4 would not be met by a more exact angle. */
 void KERN_NAME(kern_rope)(const struct host_ctx *c, const struct ops_rope *a)
 {
     const uint64_t half = a->head_dim / 2;
     const enum ops_dtype at = a->at;
-#pragma omp parallel for num_threads(kern_team(c, a->tokens * (a->heads + a->kv_heads) * a->head_dim)) schedule(static)
+#pragma omp parallel for num_threads(                                                              \
+    kern_team(c, a->tokens *(a->heads + a->kv_heads) * a->head_dim)) schedule(static)
     for (uint64_t t = 0; t < a->tokens; t++)
         for (uint64_t i0 = 0; i0 < half; i0 += ROPE_PAIRS) {
             float cs[ROPE_PAIRS] = { 0 }, sn[ROPE_PAIRS] = { 0 };
@@ -52,7 +54,7 @@ void KERN_NAME(kern_rope)(const struct host_ctx *c, const struct ops_rope *a)
         }
 }
 
-/* --- SwiGLU --------------------------------------------------------------------------------------------------------------------- */
+/* --- SwiGLU --- */
 
 void KERN_NAME(kern_swiglu_forward)(const struct host_ctx *c, const struct ops_swiglu *a)
 {
@@ -61,13 +63,15 @@ void KERN_NAME(kern_swiglu_forward)(const struct host_ctx *c, const struct ops_s
     for (uint64_t r = 0; r < a->rows; r++)
         for (uint64_t i = 0; i < a->cols; i += VL) {
             uint64_t n = a->cols - i;
-            vec_f g = vec_get(at, a->gate, r * a->g_stride + i, n), u = vec_get(at, a->up, r * a->u_stride + i, n);
+            vec_f g = vec_get(at, a->gate, r * a->g_stride + i, n),
+                  u = vec_get(at, a->up, r * a->u_stride + i, n);
             vec_f act = vec_round(at, g / (vec_exp(-g) + 1.0f));
             vec_put(at, a->y, r * a->y_stride + i, n, act * u);
         }
 }
 
-/* s = sigmoid(g):  d_up = dy * round(g s);  d_gate = dy * up * s * (1 + g (1 - s)). Both are read before either is written. */
+/* s = sigmoid(g):  d_up = dy * round(g s);  d_gate = dy * up * s * (1 + g (1 - s)). Both are read
+ * before either is written. */
 void KERN_NAME(kern_swiglu_backward)(const struct host_ctx *c, const struct ops_swiglu *a)
 {
     const enum ops_dtype at = a->at;
@@ -77,14 +81,15 @@ void KERN_NAME(kern_swiglu_backward)(const struct host_ctx *c, const struct ops_
             uint64_t n = a->cols - i, gi = r * a->g_stride + i, ui = r * a->u_stride + i;
             vec_f g = vec_get(at, a->gate, gi, n), u = vec_get(at, a->up, ui, n);
             vec_f dy = vec_get(at, a->dy, r * a->y_stride + i, n), e = vec_exp(-g);
-            vec_f s = 1.0f / (e + 1.0f), rest = 1.0f / (1.0f / e + 1.0f); /* 1 - s without cancellation */
+            vec_f s = 1.0f / (e + 1.0f),
+                  rest = 1.0f / (1.0f / e + 1.0f); /* 1 - s without cancellation */
             vec_f act = vec_round(at, g / (e + 1.0f));
             vec_put(at, a->dup, ui, n, dy * act);
             vec_put(at, a->dgate, gi, n, dy * u * (s * (g * rest + 1.0f)));
         }
 }
 
-/* --- embedding ------------------------------------------------------------------------------------------------------------------ */
+/* --- embedding --- */
 
 void KERN_NAME(kern_embed_forward)(const struct host_ctx *c, const struct ops_embed *a)
 {
@@ -92,7 +97,8 @@ void KERN_NAME(kern_embed_forward)(const struct host_ctx *c, const struct ops_em
     for (uint64_t t = 0; t < a->tokens; t++) {
         uint64_t row = (uint64_t)a->ids[t] * a->hidden;
         for (uint64_t i = 0; i < a->hidden; i += VL)
-            vec_put(a->at, a->y, t * a->hidden + i, a->hidden - i, vec_get(a->pt, a->table, row + i, a->hidden - i));
+            vec_put(a->at, a->y, t * a->hidden + i, a->hidden - i,
+                    vec_get(a->pt, a->table, row + i, a->hidden - i));
     }
 }
 
@@ -103,7 +109,8 @@ void KERN_NAME(kern_embed_backward)(const struct host_ctx *c, const struct ops_e
     const uint64_t width = kern_round16((a->hidden + (uint64_t)team - 1) / (uint64_t)team);
 #pragma omp parallel for num_threads(team) schedule(static)
     for (int part = 0; part < team; part++) {
-        uint64_t begin = width * (uint64_t)part, end = begin + width < a->hidden ? begin + width : a->hidden;
+        uint64_t begin = width * (uint64_t)part,
+                 end = begin + width < a->hidden ? begin + width : a->hidden;
         for (uint64_t t = 0; t < a->tokens && begin < end; t++) {
             float *row = a->dtable + (uint64_t)a->ids[t] * a->hidden;
             for (uint64_t i = begin; i < end; i += VL) {
@@ -114,9 +121,10 @@ void KERN_NAME(kern_embed_backward)(const struct host_ctx *c, const struct ops_e
     }
 }
 
-/* --- additions ------------------------------------------------------------------------------------------------------------------ */
+/* --- additions --- */
 
-void KERN_NAME(kern_add)(const struct host_ctx *c, enum ops_dtype at, uint64_t n, const void *x, const void *y, void *out)
+void KERN_NAME(kern_add)(const struct host_ctx *c, enum ops_dtype at, uint64_t n, const void *x,
+                         const void *y, void *out)
 {
 #pragma omp parallel for num_threads(kern_team(c, n)) schedule(static)
     for (uint64_t begin = 0; begin < n; begin += CHUNK) {
@@ -126,12 +134,14 @@ void KERN_NAME(kern_add)(const struct host_ctx *c, enum ops_dtype at, uint64_t n
     }
 }
 
-void KERN_NAME(kern_acc_add)(const struct host_ctx *c, uint64_t n, float *acc, const void *src, enum ops_dtype st)
+void KERN_NAME(kern_acc_add)(const struct host_ctx *c, uint64_t n, float *acc, const void *src,
+                             enum ops_dtype st)
 {
 #pragma omp parallel for num_threads(kern_team(c, n)) schedule(static)
     for (uint64_t begin = 0; begin < n; begin += CHUNK) {
         uint64_t end = n - begin < CHUNK ? n : begin + CHUNK;
         for (uint64_t i = begin; i < end; i += VL)
-            vec_put(OPS_F32, acc, i, end - i, vec_get(OPS_F32, acc, i, end - i) + vec_get(st, src, i, end - i));
+            vec_put(OPS_F32, acc, i, end - i,
+                    vec_get(OPS_F32, acc, i, end - i) + vec_get(st, src, i, end - i));
     }
 }

@@ -1,14 +1,17 @@
-/* gpu/host/kernels/kernels.c - picks the kernels of an instruction set, and says what scratch they need.
+/* gpu/host/kernels/kernels.c - picks the kernels of an instruction set, and says what scratch they
+ * need.
  *
- * Owns the table of tables. A kernel is one source (`*_isa.c`) compiled once per instruction set; ctx->isa names a row here. Knows no
- * stream and no device; runs on whichever thread calls. */
+ * Owns the table of tables. A kernel is one source (`*_isa.c`) compiled once per instruction set;
+ * ctx->isa names a row here. Knows no stream and no device; runs on whichever thread calls. */
 #include "gpu/host/kernels/kern.h"
 
-#define KERN_TABLE(isa)                                                                             \
-    { kern_attention_forward_##isa, kern_attention_backward_##isa, kern_rmsnorm_forward_##isa,      \
-      kern_rmsnorm_backward_##isa, kern_rope_##isa, kern_swiglu_forward_##isa,                      \
-      kern_swiglu_backward_##isa, kern_add_##isa, kern_acc_add_##isa, kern_embed_forward_##isa,     \
-      kern_embed_backward_##isa }
+#define KERN_TABLE(isa)                                                                            \
+    {                                                                                              \
+        kern_attention_forward_##isa, kern_attention_backward_##isa, kern_rmsnorm_forward_##isa,   \
+            kern_rmsnorm_backward_##isa, kern_rope_##isa, kern_swiglu_forward_##isa,               \
+            kern_swiglu_backward_##isa, kern_add_##isa, kern_acc_add_##isa,                        \
+            kern_embed_forward_##isa, kern_embed_backward_##isa                                    \
+    }
 
 static const struct kern_table tables[] = {
     [CPU_SCALAR] = KERN_TABLE(scalar),
@@ -25,12 +28,19 @@ static const struct kern_table *table_of(const struct host_ctx *c)
     return &tables[c->isa];
 }
 
-void host_embed_forward(const struct host_ctx *c, const struct ops_embed *a) { table_of(c)->embed_forward(c, a); }
-void host_embed_backward(const struct host_ctx *c, const struct ops_embed *a) { table_of(c)->embed_backward(c, a); }
+void host_embed_forward(const struct host_ctx *c, const struct ops_embed *a)
+{
+    table_of(c)->embed_forward(c, a);
+}
+void host_embed_backward(const struct host_ctx *c, const struct ops_embed *a)
+{
+    table_of(c)->embed_backward(c, a);
+}
 
 uint64_t host_rmsnorm_scratch(const struct host_ctx *c, const struct ops_rmsnorm *a, bool backward)
 {
-    uint64_t ld = kern_round16(a->cols), rows = kern_norm_part_rows(a->rows), parts = (a->rows + rows - 1) / rows;
+    uint64_t ld = kern_round16(a->cols), rows = kern_norm_part_rows(a->rows),
+             parts = (a->rows + rows - 1) / rows;
     return ld * sizeof(float) * (backward && a->dw ? 1 + parts : 1) + 64;
 }
 void host_rmsnorm_forward(const struct host_ctx *c, const struct ops_rmsnorm *a)
@@ -52,7 +62,8 @@ void host_rope(const struct host_ctx *c, const struct ops_rope *a)
     table_of(c)->rope(c, a);
 }
 
-uint64_t host_attention_scratch(const struct host_ctx *c, const struct ops_attention *a, bool backward)
+uint64_t host_attention_scratch(const struct host_ctx *c, const struct ops_attention *a,
+                                bool backward)
 {
     return kern_att_floats(a, backward) * sizeof(float) * c->threads + 64;
 }
@@ -69,13 +80,21 @@ void host_attention_backward(const struct host_ctx *c, const struct ops_attentio
     table_of(c)->attention_backward(c, a);
 }
 
-void host_swiglu_forward(const struct host_ctx *c, const struct ops_swiglu *a) { table_of(c)->swiglu_forward(c, a); }
-void host_swiglu_backward(const struct host_ctx *c, const struct ops_swiglu *a) { table_of(c)->swiglu_backward(c, a); }
-void host_add(const struct host_ctx *c, enum ops_dtype at, uint64_t n, const void *x, const void *y, void *out)
+void host_swiglu_forward(const struct host_ctx *c, const struct ops_swiglu *a)
+{
+    table_of(c)->swiglu_forward(c, a);
+}
+void host_swiglu_backward(const struct host_ctx *c, const struct ops_swiglu *a)
+{
+    table_of(c)->swiglu_backward(c, a);
+}
+void host_add(const struct host_ctx *c, enum ops_dtype at, uint64_t n, const void *x, const void *y,
+              void *out)
 {
     table_of(c)->add(c, at, n, x, y, out);
 }
-void host_acc_add(const struct host_ctx *c, uint64_t n, float *acc, const void *src, enum ops_dtype st)
+void host_acc_add(const struct host_ctx *c, uint64_t n, float *acc, const void *src,
+                  enum ops_dtype st)
 {
     table_of(c)->acc_add(c, n, acc, src, st);
 }

@@ -1,29 +1,35 @@
-/* gpu/host/kernels/norm_isa.c - RMS norm, compiled once per instruction set (KERN_ISA), the same bits from each.
+/* gpu/host/kernels/norm_isa.c - RMS norm, compiled once per instruction set (KERN_ISA), the same
+ * bits from each.
  *
- * Owns: forward and backward of ops_rmsnorm. All sums take 16 interleaved lanes (element i in lane i % 16), folded 8+8, 4+4, 2+2, 1+1;
- * the weight's gradient is summed over rows in parts whose size depends on the shape only (kern.h), then part after part.
- * Must not know: streams, other operations. Runs on a stream's lane with a team of c->threads.
+ * Owns: forward and backward of ops_rmsnorm. All sums take 16 interleaved lanes (element i in lane
+ * i % 16), folded 8+8, 4+4, 2+2, 1+1; the weight's gradient is summed over rows in parts whose size
+ * depends on the shape only (kern.h), then part after part. Must not know: streams, other
+ * operations. Runs on a stream's lane with a team of c->threads.
  *
- * With n = x * rstd:  y = round(n) * w;  dn = dy * w;  dx = rstd * (dn - n * mean(dn * n));  dw = sum over rows of dy * round(n),
- * where round() is the rounding to `at` that transformers' LlamaRMSNorm does before it multiplies with the weight. */
-#define VL 16
+ * With n = x * rstd:  y = round(n) * w;  dn = dy * w;  dx = rstd * (dn - n * mean(dn * n));  dw =
+ * sum over rows of dy * round(n), where round() is the rounding to `at` that transformers'
+ * LlamaRMSNorm does before it multiplies with the weight. */
 #include "gpu/host/kernels/kern.h"
 #include "gpu/host/kernels/vec.h"
 
 #include <math.h>
 
-static float lanes_sum(vec_f v)
+/* 16 lanes as vectors of this machine. */
+enum { LANES = 16, PARTS = LANES / VL };
+
+static float lanes_sum(const vec_f *v)
 {
-    float t[VL];
-    vec_store(t, v);
-    for (int half = 8; half > 0; half /= 2)
+    float t[LANES];
+    for (int u = 0; u < PARTS; u++) vec_store(t + u * VL, v[u]);
+    for (int half = LANES / 2; half > 0; half /= 2)
         for (int i = 0; i < half; i++) t[i] += t[i + half];
     return t[0];
 }
 
 static void weight_load(const struct ops_rmsnorm *a, float *w)
 {
-    for (uint64_t i = 0; i < a->cols; i += VL) vec_store(w + i, vec_get(a->pt, a->w, i, a->cols - i));
+    for (uint64_t i = 0; i < a->cols; i += VL)
+        vec_store(w + i, vec_get(a->pt, a->w, i, a->cols - i));
 }
 
 static uint64_t row_at(const struct ops_rmsnorm *a, uint64_t row, uint64_t stride)
@@ -41,10 +47,10 @@ void KERN_NAME(kern_rmsnorm_forward)(const struct host_ctx *c, const struct ops_
 #pragma omp parallel for num_threads(kern_team(c, a->rows * a->cols)) schedule(static)
     for (uint64_t r = 0; r < a->rows; r++) {
         uint64_t x = row_at(a, r, a->x_stride), y = row_at(a, r, a->y_stride);
-        vec_f sum = { 0 };
-        for (uint64_t i = 0; i < cols; i += VL) {
+        vec_f sum[PARTS] = { 0 };
+        for (uint64_t i = 0, u = 0; i < cols; i += VL, u = (u + 1) % PARTS) {
             vec_f v = vec_get(at, a->x, x + i, cols - i);
-            sum = sum + v * v;
+            sum[u] = sum[u] + v * v;
         }
         float rstd = 1.0f / sqrtf(lanes_sum(sum) / (float)cols + eps);
         a->rstd[r] = rstd;
@@ -61,15 +67,17 @@ static void backward_row(const struct ops_rmsnorm *a, const float *w, uint64_t r
     const enum ops_dtype at = a->at;
     const uint64_t cols = a->cols, x = row_at(a, r, a->x_stride), y = row_at(a, r, a->y_stride);
     const float rstd = a->rstd[r];
-    vec_f sum = { 0 };
-    for (uint64_t i = 0; i < cols; i += VL) {
-        vec_f n = vec_get(at, a->x, x + i, cols - i) * rstd, dy = vec_get(at, a->dy, y + i, cols - i);
-        sum = sum + dy * vec_load(w + i) * n;
+    vec_f sum[PARTS] = { 0 };
+    for (uint64_t i = 0, u = 0; i < cols; i += VL, u = (u + 1) % PARTS) {
+        vec_f n = vec_get(at, a->x, x + i, cols - i) * rstd,
+              dy = vec_get(at, a->dy, y + i, cols - i);
+        sum[u] = sum[u] + dy * vec_load(w + i) * n;
         if (dw_part) vec_store(dw_part + i, vec_load(dw_part + i) + dy * vec_round(at, n));
     }
     const float mean = lanes_sum(sum) / (float)cols;
     for (uint64_t i = 0; i < cols; i += VL) {
-        vec_f n = vec_get(at, a->x, x + i, cols - i) * rstd, dy = vec_get(at, a->dy, y + i, cols - i);
+        vec_f n = vec_get(at, a->x, x + i, cols - i) * rstd,
+              dy = vec_get(at, a->dy, y + i, cols - i);
         vec_f dx = (dy * vec_load(w + i) - n * mean) * rstd;
         if (a->add) dx = vec_get(at, a->dx, x + i, cols - i) + dx;
         vec_put(at, a->dx, x + i, cols - i, dx);
@@ -78,7 +86,8 @@ static void backward_row(const struct ops_rmsnorm *a, const float *w, uint64_t r
 
 void KERN_NAME(kern_rmsnorm_backward)(const struct host_ctx *c, const struct ops_rmsnorm *a)
 {
-    const uint64_t ld = kern_round16(a->cols), rows = kern_norm_part_rows(a->rows), parts = (a->rows + rows - 1) / rows;
+    const uint64_t ld = kern_round16(a->cols), rows = kern_norm_part_rows(a->rows),
+                   parts = (a->rows + rows - 1) / rows;
     float *w = kern_scratch(&a->scratch), *dw = w + ld;
     weight_load(a, w);
 #pragma omp parallel num_threads(kern_team(c, a->rows * a->cols))
@@ -92,7 +101,7 @@ void KERN_NAME(kern_rmsnorm_backward)(const struct host_ctx *c, const struct ops
         }
         if (a->dw) {
 #pragma omp for schedule(static)
-            for (uint64_t i = 0; i < ld; i += VL) {
+            for (uint64_t i = 0; i < a->cols; i += VL) {
                 vec_f sum = vec_load(dw + i);
                 for (uint64_t p = 1; p < parts; p++) sum = sum + vec_load(dw + p * ld + i);
                 sum = vec_get(OPS_F32, a->dw, i, a->cols - i) + sum;

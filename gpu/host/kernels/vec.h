@@ -1,9 +1,11 @@
-/* gpu/host/kernels/vec.h - short vectors of fp32 for the kernels that are compiled once per instruction set.
+/* gpu/host/kernels/vec.h - short vectors of fp32 for the kernels that are compiled once per
+ * instruction set.
  *
- * The includer defines VL, the lanes of one vector, first: elementwise kernels and norms always take 16 lanes (the compiler splits
- * them on narrower machines), so their sums have one order and their results one set of bits everywhere; attention takes the lanes
- * of the machine. Only vec_fma differs between instruction sets (one rounding or two), and only attention uses it.
- * Loads and stores need no alignment. GCC and clang vector extensions; no intrinsics but those for fma and max. */
+ * VL is the lanes of one vector of this machine. Elementwise kernels compute each lane alone, and
+ * norms sum in 16 lanes whatever VL is, so their results have one set of bits everywhere. Only
+ * vec_fma differs between instruction sets (one rounding or two), and only attention uses it.
+ * Loads and stores need no alignment. GCC and clang vector extensions; no intrinsics but those for
+ * fma and max. */
 #ifndef GPU_HOST_KERNELS_VEC_H
 #define GPU_HOST_KERNELS_VEC_H
 
@@ -11,6 +13,14 @@
 #include "gpu/ops.h"
 #if defined(__AVX2__) || defined(__AVX512F__)
 #include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+#define VL 16
+#elif defined(__AVX2__)
+#define VL 8
+#else
+#define VL 4
 #endif
 
 #define VEC_INLINE static inline __attribute__((always_inline, unused))
@@ -61,7 +71,8 @@ VEC_INLINE vec_f vec_load_bf16(const uint16_t *p)
     return (vec_f)(__builtin_convertvector(*(const vec_h_any *)p, vec_u) << 16);
 }
 
-/* Nearest even, NaN stays a quiet NaN: stk_f32_to_bf16 by lanes. The result is in the low halves. */
+/* Nearest even, NaN stays a quiet NaN: stk_f32_to_bf16 by lanes. The result is in the low halves.
+ */
 VEC_INLINE vec_u vec_to_bf16(vec_f v)
 {
     vec_u u = (vec_u)v, nan = (vec_u)(v != v);
@@ -73,7 +84,8 @@ VEC_INLINE void vec_store_bf16(uint16_t *p, vec_f v)
     *(vec_h_any *)p = __builtin_convertvector(vec_to_bf16(v), vec_h);
 }
 
-/* IEEE binary16, exact. Subnormal ones through an integer, so that a "subnormals are zero" mode does not lose them. */
+/* IEEE binary16, exact. Subnormal ones through an integer, so that a "subnormals are zero" mode
+ * does not lose them. */
 VEC_INLINE vec_f vec_load_fp16(const uint16_t *p)
 {
     vec_u h = __builtin_convertvector(*(const vec_h_any *)p, vec_u), body = h & 0x7fffu;
@@ -84,7 +96,8 @@ VEC_INLINE vec_f vec_load_fp16(const uint16_t *p)
 }
 
 /* The first n < VL elements of an array of `t` from element i on; the other lanes are zero. */
-static inline __attribute__((unused)) vec_f vec_get_tail(enum ops_dtype t, const void *p, uint64_t i, uint64_t n)
+static inline __attribute__((unused)) vec_f vec_get_tail(enum ops_dtype t, const void *p,
+                                                         uint64_t i, uint64_t n)
 {
     uint16_t half[VL] = { 0 };
     float whole[VL] = { 0 };
@@ -92,14 +105,17 @@ static inline __attribute__((unused)) vec_f vec_get_tail(enum ops_dtype t, const
         if (t == OPS_F32) whole[l] = ((const float *)p)[i + l];
         else half[l] = ((const uint16_t *)p)[i + l];
     }
-    return t == OPS_F32 ? vec_load(whole) : t == OPS_BF16 ? vec_load_bf16(half) : vec_load_fp16(half);
+    return t == OPS_F32    ? vec_load(whole)
+           : t == OPS_BF16 ? vec_load_bf16(half)
+                           : vec_load_fp16(half);
 }
 /* One vector (or what is left: n elements) of an array of `t` from element i on. */
 VEC_INLINE vec_f vec_get(enum ops_dtype t, const void *p, uint64_t i, uint64_t n)
 {
     if (n < VL) return vec_get_tail(t, p, i, n);
     if (t == OPS_F32) return vec_load((const float *)p + i);
-    return t == OPS_BF16 ? vec_load_bf16((const uint16_t *)p + i) : vec_load_fp16((const uint16_t *)p + i);
+    return t == OPS_BF16 ? vec_load_bf16((const uint16_t *)p + i)
+                         : vec_load_fp16((const uint16_t *)p + i);
 }
 /* The first n lanes (or all) into an array of `at`: OPS_F32 or OPS_BF16. */
 VEC_INLINE void vec_put(enum ops_dtype at, void *p, uint64_t i, uint64_t n, vec_f v)
@@ -122,13 +138,16 @@ VEC_INLINE vec_f vec_round(enum ops_dtype at, vec_f v)
     return at == OPS_F32 ? v : (vec_f)(vec_to_bf16(v) << 16);
 }
 
-/* exp(x) = 2^n e^r with n = round(x log2 e), r = x - n ln 2 in two pieces (Cody & Waite 1980; the first has 9 bits, so that n times
- * it is exact), and e^r = 1 + r + r^2 P(r): P of degree 4 interpolates (e^r - 1 - r) / r^2 at the five Chebyshev nodes of
- * |r| <= ln 2 / 2 and, with its coefficients rounded to fp32, leaves 0.09 ulp; with the roundings the whole is within 2 ulp (tests/gpu/test_elementwise.c measures it). Multiplications and
- * additions only, in one order: the same bits on every machine. */
+/* exp(x) = 2^n e^r with n = round(x log2 e), r = x - n ln 2 in two pieces (Cody & Waite 1980; the
+ * first has 9 bits, so that n times it is exact), and e^r = 1 + r + r^2 P(r): P of degree 4
+ * interpolates (e^r - 1 - r) / r^2 at the five Chebyshev nodes of |r| <= ln 2 / 2 and, with its
+ * coefficients rounded to fp32, leaves 0.09 ulp; with the roundings the whole is within 2 ulp
+ * (tests/gpu/test_elementwise.c measures it). Multiplications and additions only, in one order: the
+ * same bits on every machine. */
 VEC_INLINE vec_f vec_exp_parts(vec_f x, vec_i *n)
 {
-    const vec_f magic = vec_set(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer, in the low bits */
+    const vec_f magic =
+        vec_set(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer, in the low bits */
     vec_f t = x * 0x1.715476p+0f + magic;
     *n = (vec_i)t - 0x4b400000;
     t = t - magic;
@@ -141,7 +160,8 @@ VEC_INLINE vec_f vec_exp_parts(vec_f x, vec_i *n)
     return (p * (r * r) + r) + 1.0f;
 }
 
-/* For softmax: x <= 88. Below -80 it is 0, which keeps later products out of the subnormals. NaN stays NaN. */
+/* For softmax: x <= 88. Below -80 it is 0, which keeps later products out of the subnormals. NaN
+ * stays NaN. */
 VEC_INLINE vec_f vec_exp_softmax(vec_f x)
 {
     vec_i n, small = x < -80.0f;
@@ -150,7 +170,8 @@ VEC_INLINE vec_f vec_exp_softmax(vec_f x)
     return (vec_f)(~small & (vec_i)y);
 }
 
-/* Any x: 0 and infinity at the ends, subnormals rounded twice. Two factors, because 2^128 is not a float. */
+/* Any x: 0 and infinity at the ends, subnormals rounded twice. Two factors, because 2^128 is not a
+ * float. */
 VEC_INLINE vec_f vec_exp(vec_f x)
 {
     vec_i n;

@@ -1,0 +1,310 @@
+/* engine/seal.c - from description to a machine that is ready: layout, placement, plan, proof, then memory, store and streams.
+ *
+ * Application's thread, once. Order matters: whatever can refuse does so before anything large is reserved and before anything is written (design, promise 1).
+ * Must not know how nodes run. */
+#include "engine/engine.h"
+#include "base/sys.h"
+#include "nvme/io_sim.h"
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+static uint64_t round_page(uint64_t x) { return (x + 4095) / 4096 * 4096; }
+
+static stk_status build_layout(stk_engine *e)
+{
+    struct layout_block_in *in = sys_calloc(e->n_blocks ? e->n_blocks : 1, sizeof *in);
+    struct layout_tensor_in *t = sys_calloc(e->n_tensors ? e->n_tensors : 1, sizeof *t);
+    e->tensor_of = sys_calloc(e->n_tensors ? e->n_tensors : 1, sizeof *e->tensor_of);
+    stk_status st = STK_OK;
+    if (!in || !t || !e->tensor_of) st = stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory for the layout");
+    uint32_t k = 0;
+    for (uint32_t i = 0; st == STK_OK && i < e->n_blocks; i++) {
+        const struct eng_block_desc *b = &e->blocks[i];
+        in[i] = (struct layout_block_in){ .name = b->name, .n_tensors = b->n_tensors, .tensors = &t[k] };
+        for (uint32_t j = 0; j < b->n_tensors; j++, k++)
+            t[k] = (struct layout_tensor_in){ .name = b->tensors[j].name, .n_elems = b->tensors[j].n_elems, .frozen = b->tensors[j].frozen,
+                                              .decay = !b->tensors[j].no_decay };
+    }
+    enum chunk_dtype dt = e->cfg.dtype == STK_FP16 ? CHUNK_FP16 : CHUNK_BF16;
+    if (st == STK_OK) st = layout_build(in, e->n_blocks, dt, e->cfg.chunk_elems, 0, 1, &e->layout, e->tensor_of, &e->err);
+    sys_free(in);
+    sys_free(t);
+    return st;
+}
+
+static stk_status alloc_tables(stk_engine *e)
+{
+    e->pblocks = sys_calloc(e->layout->n_blocks, sizeof *e->pblocks);
+    e->pchunks = sys_calloc(e->layout->n_chunks ? e->layout->n_chunks : 1, sizeof *e->pchunks);
+    e->pplaces = sys_calloc(e->n_places ? e->n_places : 1, sizeof *e->pplaces);
+    e->coef = sys_calloc(e->layout->n_tensors ? e->layout->n_tensors : 1, sizeof *e->coef);
+    if (!e->pblocks || !e->pchunks || !e->pplaces || !e->coef) return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory for the tables of chunks");
+    return STK_OK;
+}
+
+/* Own order: a place a block, so that a recorded visit can name it. */
+static stk_status default_places(stk_engine *e)
+{
+    if (e->n_places > 0) return STK_OK;
+    if (!e->cfg.own_order)
+        return stk_error_set(&e->err, STK_ERR_CONFIG, 0, "no order: call stk_order, or set own_order");
+    e->places = sys_calloc(e->n_blocks ? e->n_blocks : 1, sizeof *e->places);
+    if (!e->places) return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory for the order");
+    for (uint32_t i = 0; i < e->n_blocks; i++) e->places[i].block = i;
+    e->n_places = e->n_blocks;
+    return STK_OK;
+}
+
+static void limits(stk_engine *e, uint64_t *host, uint64_t *device)
+{
+    struct mem_limits lim;
+    mem_limits_read("", &lim);
+    uint64_t now = e->baseline_bytes;
+    uint64_t can = lim.available_bytes + now; /* what we hold already is not available any more, but ours */
+    *host = e->cfg.host_memory ? e->cfg.host_memory : can;
+    if (*host > can) {
+        eng_note(e, "--host-memory is above what this machine has free (%s): the smaller counts", lim.why);
+        *host = can;
+    }
+    *device = e->device_limit;
+}
+
+static stk_status build_plans(stk_engine *e)
+{
+    struct plan_input in;
+    STK_TRY(place_input(e, &e->place, PLAN_TRAIN, &e->pin));
+    if (e->cfg.own_order) {
+        e->pin.own = (const struct plan_own_visit *)"";
+        e->pin.n_own = 0;
+        e->pin.arena_bytes[PLAN_ARENA_ACC] = UINT64_MAX; /* no memory behind it: engine/own.c's accumulators are used */
+    }
+    STK_TRY(plan_build(&e->pin, &e->plan_train, NULL, &e->err));
+    STK_TRY(plan_check(&e->pin, e->plan_train, &e->err));
+    if (e->cfg.own_order) return STK_OK;
+    in = e->pin;
+    in.mode = PLAN_EVAL;
+    STK_TRY(plan_build(&in, &e->plan_eval, NULL, &e->err));
+    return plan_check(&in, e->plan_eval, &e->err);
+}
+
+/* --- storage --------------------------------------------------------------------------------------------------------------------------- */
+
+static void assign_homes(stk_engine *e, uint32_t *n_extents)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < e->layout->n_chunks; i++) {
+        struct stk_chunk *c = &e->layout->chunks[i];
+        for (int s = 0; s < CHUNK_STATE_N; s++) {
+            c->home[s] = e->pchunks[i].home[s];
+            c->extent[s] = c->home[s] == CHUNK_NVME && e->pchunks[i].bytes[s] ? n++ : CHUNK_NO_EXTENT;
+        }
+    }
+    *n_extents = n;
+}
+
+static void on_io(void *engine)
+{
+    stk_engine *e = engine;
+    io_reap(e->io, UINT32_MAX);
+    run_pump(e);
+}
+
+static stk_status check_folders(stk_engine *e)
+{
+    for (uint32_t i = 0; i < e->n_paths; i++) {
+        if (access(e->paths[i], F_OK) != 0)
+            return stk_error_set(&e->err, STK_ERR_IO, errno, "--nvme %s: %s; make the folder first", e->paths[i], strerror(errno));
+        if (access(e->paths[i], W_OK | X_OK) != 0)
+            return stk_error_set(&e->err, STK_ERR_IO, errno, "--nvme %s: not writable by this user (%s); choose a folder that is, or change its permissions",
+                                 e->paths[i], strerror(errno));
+    }
+    return STK_OK;
+}
+
+static stk_status check_disk(stk_engine *e)
+{
+    if (e->cfg.storage == STK_STORAGE_SIM) return STK_OK;
+    STK_TRY(check_folders(e));
+    uint64_t share = e->n_paths ? e->place.nvme_bytes / e->n_paths : 0;
+    for (uint32_t i = 0; share && i < e->n_paths; i++) {
+        int64_t room = sys_disk_free(e->paths[i]);
+        char a[32], b[32];
+        if (room < 0) return stk_error_set(&e->err, STK_ERR_IO, errno, "--nvme %s: %s", e->paths[i], strerror(errno));
+        if ((uint64_t)room < share)
+            return stk_error_set(&e->err, STK_ERR_NOSPACE, 0,
+                                 "--nvme %s: %s are needed, %s are free; free some space, add another folder, or keep a part in memory (--optimizer-state host)",
+                                 e->paths[i], mem_size_format(share, a), mem_size_format((uint64_t)room, b));
+    }
+    return STK_OK;
+}
+
+static stk_status open_storage(stk_engine *e, uint32_t n_extents)
+{
+    if (n_extents == 0) return STK_OK;
+    static const enum io_kind kinds[] = { IO_AUTO, IO_URING, IO_POSIX, IO_SIM };
+    const struct io_sim_cfg *sim = e->cfg.sim_disk;
+    exec_task_init(&e->io_task, on_io, e);
+    struct io_cfg ic = { .kind = kinds[e->cfg.storage], .ex = e->ex, .lane = e->lane, .notify = &e->io_task, .sim = sim };
+    STK_TRY(io_open(&ic, &e->io, &e->err));
+    struct store_cfg sc = { .io = e->io, .ex = e->ex, .lane = e->lane, .n_paths = e->n_paths, .n_extents = n_extents, .room = 1,
+                            .sim_disk = e->cfg.storage == STK_STORAGE_SIM && sim ? sim->disk : NULL };
+    for (uint32_t i = 0; i < e->n_paths; i++) sc.paths[i] = e->paths[i];
+    if (sc.n_paths == 0) sc.paths[sc.n_paths++] = "sim";
+    uint64_t *bytes = sys_calloc(n_extents, sizeof *bytes);
+    if (!bytes) return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory for the table of %u extents", n_extents);
+    for (uint32_t i = 0; i < e->layout->n_chunks; i++)
+        for (int s = 0; s < CHUNK_STATE_N; s++)
+            if (e->layout->chunks[i].extent[s] != CHUNK_NO_EXTENT) bytes[e->layout->chunks[i].extent[s]] = e->pchunks[i].bytes[s];
+    sc.extent_bytes = bytes;
+    stk_status st = store_open(&sc, &e->store, &e->err);
+    sys_free(bytes);
+    if (st != STK_OK) return st;
+    const char *const *notes;
+    uint32_t n = store_notes(e->store, &notes);
+    for (uint32_t i = 0; i < n; i++) eng_note(e, "%s", notes[i]);
+    eng_note(e, "storage: %s; %s", io_describe(e->io), store_describe(e->store));
+    return STK_OK;
+}
+
+/* --- memory ------------------------------------------------------------------------------------------------------------------------------ */
+
+/* What lives on the device: arenas, workspace, the client's reservations, in one reservation. */
+static stk_status reserve_device(stk_engine *e)
+{
+    uint64_t total = e->workspace_bytes;
+    for (int a = 0; a < PLAN_ARENA_N; a++) total += plan_arena_on_device(a) ? round_page(e->place.arena_bytes[a]) : 0;
+    for (uint32_t i = 0; i < e->n_reserves; i++)
+        total += e->reserves[i].where == STK_ON_DEVICE ? round_page(e->reserves[i].size_bytes) : 0;
+    total += round_page(own_bytes(e, true)) + round_page(own_bytes(e, false));
+    if (total == 0) return STK_OK;
+    void *base;
+    STK_TRY(dev_reserve(e->dev, total, &base, &e->err));
+    uint8_t *at = base;
+    for (int a = 0; a < PLAN_ARENA_N; a++)
+        if (plan_arena_on_device(a) && e->place.arena_bytes[a]) {
+            e->arena[a] = at;
+            at += round_page(e->place.arena_bytes[a]);
+        }
+    e->workspace = at;
+    at += e->workspace_bytes;
+    for (uint32_t i = 0; i < e->n_reserves; i++)
+        if (e->reserves[i].where == STK_ON_DEVICE) {
+            e->reserves[i].base = at;
+            at += round_page(e->reserves[i].size_bytes);
+        }
+    e->own_base = at;
+    return STK_OK;
+}
+
+static stk_status reserve_host(stk_engine *e, struct mem *m)
+{
+    for (int a = 0; a < PLAN_ARENA_N; a++) {
+        if (plan_arena_on_device(a) || e->place.arena_bytes[a] == 0) continue;
+        void *p;
+        STK_TRY(mem_reserve(m, plan_arena_name(a), "", round_page(e->place.arena_bytes[a]), &p, &e->err));
+        e->arena[a] = p;
+        STK_TRY(dev_host_register(e->dev, p, round_page(e->place.arena_bytes[a]), &e->err));
+    }
+    for (uint32_t i = 0; i < e->n_reserves; i++)
+        if (e->reserves[i].where == STK_ON_HOST)
+            STK_TRY(mem_reserve(m, e->reserves[i].owner, "", round_page(e->reserves[i].size_bytes), &e->reserves[i].base, &e->err));
+    return STK_OK;
+}
+
+/* Host homes: parameters of a block contiguous (a visit may read them in place), the others packed chunk by chunk. */
+static stk_status reserve_homes(stk_engine *e, struct mem *m)
+{
+    static const char *const owner[CHUNK_STATE_N] = { "parameters (16-bit)", "optimizer state", "gradients (16-bit)" };
+    const struct stk_layout *l = e->layout;
+    const uint8_t home[CHUNK_STATE_N] = { e->place.param, e->place.opt, e->place.grad };
+    for (int s = 0; s < CHUNK_STATE_N; s++) {
+        if (home[s] != CHUNK_HOST) continue;
+        uint64_t total = 0;
+        for (uint32_t b = 0; b < l->n_blocks; b++) {
+            for (uint32_t i = 0; i < l->blocks[b].n_chunks; i++) total += chunk_bytes(l, &l->chunks[l->blocks[b].first_chunk + i], s);
+            if (s == CHUNK_PARAM) total = round_page(total);
+        }
+        if (total == 0) continue;
+        void *p;
+        STK_TRY(mem_reserve(m, owner[s], "", round_page(total), &p, &e->err));
+        STK_TRY(dev_host_register(e->dev, p, round_page(total), &e->err));
+        uint8_t *at = p;
+        uint64_t off = 0;
+        for (uint32_t b = 0; b < l->n_blocks; b++) {
+            for (uint32_t i = 0; i < l->blocks[b].n_chunks; i++) {
+                struct stk_chunk *c = &l->chunks[l->blocks[b].first_chunk + i];
+                uint64_t first = s == CHUNK_PARAM ? c->first_elem * 2 : 0;
+                uint64_t n = chunk_bytes(l, c, s);
+                if (s == CHUNK_PARAM) c->host[s] = at + off + first;
+                else if (n) { c->host[s] = at + off; off += n; }
+            }
+            if (s == CHUNK_PARAM) off = round_page(off + l->blocks[b].elems * 2);
+        }
+    }
+    return STK_OK;
+}
+
+/* Transfers go through these; registered with the ring where it helps. */
+static void register_buffers(stk_engine *e)
+{
+    if (!e->io) return;
+    static const uint8_t io_arenas[] = { PLAN_ARENA_UPDATE, PLAN_ARENA_BOUNCE, PLAN_ARENA_GRAD };
+    for (size_t i = 0; i < sizeof io_arenas; i++)
+        if (e->arena[io_arenas[i]]) io_buffer_register(e->io, e->arena[io_arenas[i]], round_page(e->place.arena_bytes[io_arenas[i]]));
+    if (e->caps.host_in_place && e->place.param == CHUNK_NVME && e->arena[PLAN_ARENA_PARAM])
+        io_buffer_register(e->io, e->arena[PLAN_ARENA_PARAM], round_page(e->place.arena_bytes[PLAN_ARENA_PARAM]));
+}
+
+static void make_numerics(stk_engine *e)
+{
+    snprintf(e->numerics, sizeof e->numerics, "%s;dtype=%s;chunk=%u;%s", e->caps.numerics, e->cfg.dtype == STK_FP16 ? "fp16" : "bf16",
+             e->cfg.chunk_elems, e->client_numerics);
+}
+
+static stk_status seal_plan(stk_engine *e)
+{
+    if (e->baseline_bytes == 0) e->baseline_bytes = mem_resident_bytes();
+    STK_TRY(default_places(e));
+    STK_TRY(build_layout(e));
+    STK_TRY(alloc_tables(e));
+    uint64_t host, device;
+    limits(e, &host, &device);
+    STK_TRY(place_choose(e, host, device, &e->place));
+    STK_TRY(build_plans(e));
+    STK_TRY(check_disk(e));
+    make_numerics(e);
+    return place_table(e, &e->place, e->mem, &e->err);
+}
+
+static stk_status seal_machine(stk_engine *e)
+{
+    uint32_t n_extents;
+    assign_homes(e, &n_extents);
+    uint32_t threads = e->cfg.update_threads ? e->cfg.update_threads : cpu_count("");
+    STK_TRY(exec_team_open(e->ex, "update", threads, &e->team, &e->err));
+    STK_TRY(mem_open(&e->held, &e->err));
+    STK_TRY(reserve_device(e));
+    STK_TRY(reserve_host(e, e->held));
+    STK_TRY(reserve_homes(e, e->held));
+    STK_TRY(open_storage(e, n_extents));
+    register_buffers(e);
+    uint32_t n = e->plan_train->n_nodes;
+    if (e->plan_eval && e->plan_eval->n_nodes > n) n = e->plan_eval->n_nodes;
+    STK_TRY(run_alloc(e, n));
+    STK_TRY(state_alloc(e));
+    STK_TRY(own_alloc(e));
+    for (uint32_t i = 0; i < e->layout->n_tensors; i++) e->layout->tensors[i].touched = !e->cfg.own_order;
+    mem_seal(e->held);
+    return STK_OK;
+}
+
+stk_status stk_seal(stk_engine *e, bool dry)
+{
+    stk_error_clear(&e->err);
+    if (e->state != ENG_DESCRIBE) return eng_refuse_state(e, "stk_seal", "once, after stk_open");
+    stk_status st = seal_plan(e);
+    if (st == STK_OK && !dry) st = seal_machine(e);
+    e->state = st != STK_OK ? ENG_FAILED : dry ? ENG_DRY : ENG_READY;
+    return st;
+}

@@ -1,0 +1,39 @@
+/* engine/state.h - the staged chunk, shared by state.c and checkpoint.c. Application's thread, between runs. */
+#ifndef ENGINE_STATE_H
+#define ENGINE_STATE_H
+
+#include "engine/engine.h"
+
+struct state_io {
+    uint8_t *param, *opt, *grad;    /* staging of one chunk's states */
+    float *work[3];                 /* chunk_elems floats each */
+    uint32_t chunk;                 /* what is staged; PLAN_NO: nothing */
+    bool dirty, has_grad, filled, put;
+    struct store_op op;
+    struct exec_task task;
+    struct exec_event event;
+};
+
+/* A chunk's arrays, wherever they are. Valid until the next state_ call. */
+struct state_view {
+    uint32_t n;
+    bool frozen;
+    uint16_t *param;
+    int16_t *low;                   /* bf16 */
+    float *master;                  /* fp16: the same memory as low */
+    float *exp_avg, *exp_avg_sq;
+    uint16_t *grad;                 /* only when staged with_grad (NVMe home) or at its host home */
+};
+
+/* [waits] Brings a chunk into reach. with_grad: its gradient instead of parameters and state. */
+stk_status state_stage(stk_engine *e, uint32_t chunk, bool with_grad, struct state_view *v);
+stk_status state_stage_fresh(stk_engine *e, uint32_t chunk, struct state_view *v);
+/* [waits] Reads a chunk's 16-bit parameter (NVMe home) into `buf` (room rounded up to 4096). */
+stk_status state_fetch_param(stk_engine *e, uint32_t chunk, void *buf);
+void state_touch(stk_engine *e);          /* the staged chunk was changed */
+stk_status state_unstage(stk_engine *e);  /* [waits] writes it home if changed, forgets it */
+/* fp32 master of elements [at, at + n) of the chunk. */
+void state_master_get(const stk_engine *e, const struct state_view *v, uint32_t at, uint32_t n, float *out);
+void state_master_set(const stk_engine *e, const struct state_view *v, uint32_t at, uint32_t n, const float *in);
+
+#endif

@@ -1,0 +1,241 @@
+/* engine/step.c - a step as the application sees it: begin, visits in the engine's order, end; flush; evaluation.
+ *
+ * Application's thread. Hands the plan to run.c and waits for its events. Owns the accounting of a step (what was waited for, by cause). Must not touch chunks while
+ * a run is active (INV-4). */
+#include "engine/engine.h"
+#include <math.h>
+#include <string.h>
+
+static void reset_accounting(stk_engine *e)
+{
+    memset(&e->counts, 0, sizeof e->counts);
+    memset(&e->exposed, 0, sizeof e->exposed);
+    e->step_begin_ns = exec_now_ns(e->ex);
+    e->compute_begin_ns = dev_stream_busy_ns(e->compute);
+}
+
+static uint64_t *exposed_of(stk_engine *e, uint8_t kind)
+{
+    switch ((enum plan_kind)kind) {
+    case PLAN_FETCH:
+    case PLAN_WRITE_BACK: return &e->exposed.nvme_ns;
+    case PLAN_COPY_IN:
+    case PLAN_GRAD_CAST:
+    case PLAN_GRAD_OUT:
+    case PLAN_SAVE:
+    case PLAN_LOAD: return &e->exposed.copy_ns;
+    case PLAN_UPDATE:
+    case PLAN_JOIN:
+    case PLAN_COMMIT:
+    case PLAN_UNDO: return &e->exposed.update_ns;
+    case PLAN_GATHER:
+    case PLAN_REDUCE: return &e->exposed.gather_ns;
+    default: return &e->exposed.queue_ns;
+    }
+}
+
+stk_status stk_step_begin(stk_engine *e, const stk_step *s)
+{
+    stk_error_clear(&e->err);
+    if (e->state != ENG_READY) return eng_refuse_state(e, "stk_step_begin", "between steps");
+    if (!isfinite(s->lr) || s->lr < 0) return stk_error_set(&e->err, STK_ERR_CONFIG, 0, "lr %g must be a finite number, 0 or above", s->lr);
+    STK_TRY(state_flush_staged(e));
+    e->lr = s->lr;
+    e->begun++;
+    reset_accounting(e);
+    e->state = ENG_STEP;
+    if (e->cfg.own_order) return own_step_begin(e);
+    run_start(e, e->plan_train, PLAN_RUN_VISITS | (e->pending ? PLAN_RUN_UPDATE : 0), PLAN_NO);
+    return STK_OK;
+}
+
+/* Everything the client needs to know of visit `index` of the running plan. */
+void step_fill_visit(stk_engine *e, const struct plan *p, uint32_t index, stk_visit *v)
+{
+    const struct plan_visit *pv = &p->visits[index];
+    const struct stk_block *b = &e->layout->blocks[pv->block];
+    bool backward = pv->dir == PLAN_BACKWARD;
+    *v = (stk_visit){ .index = index, .place = pv->place, .block = pv->block, .micro = pv->micro,
+                      .dir = backward ? STK_BACKWARD : STK_FORWARD, .eval = e->state == ENG_EVAL, .recompute = pv->recompute,
+                      .first_of_block = pv->first_of_block, .last_of_block = pv->last_of_block, .workspace = e->workspace,
+                      .workspace_bytes = e->workspace_bytes, .stream = e->compute, .loss_scale = e->loss_scale };
+    if (pv->param_slot != PLAN_NO)
+        v->param = eng_slot(e, p, pv->param_slot, 0);
+    else if (b->n_chunks > 0)
+        v->param = e->layout->chunks[b->first_chunk].host[CHUNK_PARAM];
+    if (backward) v->grad = own_accumulator(e, pv->block);
+    if (backward && !v->grad && pv->acc_slot != PLAN_NO) v->grad = (float *)(void *)eng_slot(e, p, pv->acc_slot, 0);
+    if (pv->in_slot != PLAN_NO) v->in = eng_slot(e, p, pv->in_slot, 0);
+    if (pv->out_slot != PLAN_NO) v->out = eng_slot(e, p, pv->out_slot, 0);
+    if (pv->full_slot != PLAN_NO) v->full = eng_slot(e, p, pv->full_slot, 0);
+    if (pv->flow_slot != PLAN_NO) v->flow = eng_slot(e, p, pv->flow_slot, 0);
+}
+
+stk_status step_wait_visit(stk_engine *e, uint32_t index)
+{
+    uint64_t t0 = exec_now_ns(e->ex);
+    exec_event_reset(&e->visit_event);
+    atomic_store(&e->stuck, false);
+    atomic_store(&e->want, index + 1);
+    exec_post(e->lane, &e->pump_task);
+    STK_TRY(run_wait(e, &e->visit_event));
+    *exposed_of(e, e->visit_cause) += exec_now_ns(e->ex) - t0;
+    return STK_OK;
+}
+
+stk_status stk_next(stk_engine *e, stk_visit *v)
+{
+    stk_error_clear(&e->err);
+    if ((e->state != ENG_STEP && e->state != ENG_EVAL) || e->cfg.own_order)
+        return eng_refuse_state(e, "stk_next", "inside a step or an evaluation, in the engine's order");
+    uint32_t index = e->asked;
+    if (e->asked != e->given_back)
+        return stk_error_set(&e->err, STK_ERR_STATE, 0, "stk_next: visit %u was not given back by stk_done", e->given_back);
+    if (index >= e->run.plan->n_visits) return STK_END;
+    STK_TRY(step_wait_visit(e, index));
+    e->asked = index + 1;
+    const struct plan *p = e->run.plan;
+    step_fill_visit(e, p, index, v);
+    if (v->grad && v->first_of_block) {
+        uint64_t bytes = e->layout->blocks[v->block].elems_trainable * 4;
+        STK_TRY(dev_zero(e->compute, v->grad, bytes, &e->err));
+    }
+    return STK_OK;
+}
+
+/* Engine lane: the stream has passed the visit's end. */
+static void visit_done(void *arg)
+{
+    struct run_op *op = arg;
+    stk_engine *e = op->e;
+    struct eng_run *r = &e->run;
+    struct stk_error err = { 0 };
+    if (dev_status(e->dev, &err) != STK_OK) run_fail(e, &err);
+    r->visits_in_flight--;
+    if (r->active && r->plan->nodes[op->node].visit != r->hold_visit) run_complete(e, op->node);
+    run_pump(e);
+}
+
+stk_status step_visit_queued(stk_engine *e, uint32_t index)
+{
+    struct run_op *op = e->own ? own_visit_op(e, index) : &e->visit_ops[index % ENG_VISITS_IN_FLIGHT];
+    op->e = e;
+    op->node = e->run.plan->visits[index].node;
+    exec_task_init(&op->task, visit_done, op);
+    return dev_notify(e->compute, e->lane, &op->task, NULL, &e->err);
+}
+
+stk_status stk_done(stk_engine *e, const stk_visit *v)
+{
+    stk_error_clear(&e->err);
+    if ((e->state != ENG_STEP && e->state != ENG_EVAL) || e->cfg.own_order)
+        return eng_refuse_state(e, "stk_done", "after stk_next");
+    if (v->index != e->given_back || e->asked != v->index + 1)
+        return stk_error_set(&e->err, STK_ERR_STATE, 0, "stk_done: visit %u was not the one handed out", v->index);
+    e->given_back++;
+    return step_visit_queued(e, v->index);
+}
+
+/* Idle time of the compute stream, shared out by what was waited for; what nobody waited for is the client's and the queue's. */
+static void account(stk_engine *e, uint64_t tail_ns, uint8_t tail_kind, stk_step_stats *s)
+{
+    uint64_t now = exec_now_ns(e->ex);
+    s->step_ns = now - e->step_begin_ns;
+    s->compute_ns = dev_stream_busy_ns(e->compute) - e->compute_begin_ns;
+    if (s->compute_ns > s->step_ns) s->compute_ns = s->step_ns;
+    *exposed_of(e, tail_kind) += tail_ns;
+    uint64_t idle = s->step_ns - s->compute_ns;
+    e->exposed.queue_ns = 0; /* waiting for our own queue is compute, counted there */
+    uint64_t waited = e->exposed.nvme_ns + e->exposed.copy_ns + e->exposed.update_ns + e->exposed.gather_ns;
+    double f = waited > idle && waited > 0 ? (double)idle / (double)waited : 1.0;
+    s->exposed.nvme_ns = (uint64_t)((double)e->exposed.nvme_ns * f);
+    s->exposed.copy_ns = (uint64_t)((double)e->exposed.copy_ns * f);
+    s->exposed.update_ns = (uint64_t)((double)e->exposed.update_ns * f);
+    s->exposed.gather_ns = (uint64_t)((double)e->exposed.gather_ns * f);
+    uint64_t sum = s->exposed.nvme_ns + s->exposed.copy_ns + s->exposed.update_ns + s->exposed.gather_ns;
+    s->exposed.queue_ns = idle > sum ? idle - sum : 0;
+}
+
+static void fill_stats(stk_engine *e, double scale_used, bool applied, stk_step_stats *s)
+{
+    s->step = e->begun;
+    s->updates = e->updates;
+    s->grad_norm = e->norm;
+    s->clip_factor = e->clip_factor;
+    s->loss_scale = scale_used;
+    s->skipped = !applied;
+    s->skipped_total = e->skipped_total;
+    s->skipped_in_a_row = e->skipped_row;
+    s->nvme_read_bytes = e->counts.nvme_read;
+    s->nvme_write_bytes = e->counts.nvme_write;
+    s->copy_in_bytes = e->counts.copy_in;
+    s->copy_out_bytes = e->counts.copy_out;
+    s->param_fetch_bytes = e->counts.param_fetch;
+}
+
+stk_status step_finish(stk_engine *e, stk_step_stats *stats)
+{
+    STK_TRY(run_wait(e, &e->run_event));
+    uint64_t now = exec_now_ns(e->ex), last = e->run.last_visit_done_ns;
+    stk_step_stats s = { 0 };
+    double scale = e->loss_scale;
+    e->pending = norm_decide(e);
+    account(e, last && now > last ? now - last : 0, e->run.last_kind == PLAN_NORM ? PLAN_GRAD_CAST : e->run.last_kind, &s);
+    fill_stats(e, scale, e->pending, &s);
+    e->asked = e->given_back = 0;
+    e->state = ENG_READY;
+    if (stats) *stats = s;
+    if (!e->pending && e->skipped_row >= e->cfg.skip_limit)
+        return stk_error_set(&e->err, STK_ERR_NONFINITE, 0,
+                             "%u steps in a row had a non-finite gradient and were skipped; the state is unchanged: lower the learning rate, look at the data, or use bf16",
+                             (unsigned)e->skipped_row);
+    return STK_OK;
+}
+
+stk_status stk_step_end(stk_engine *e, stk_step_stats *stats)
+{
+    stk_error_clear(&e->err);
+    if (e->state != ENG_STEP) return eng_refuse_state(e, "stk_step_end", "inside a step");
+    if (e->cfg.own_order) {
+        STK_TRY(own_step_end(e));
+        stk_status st = step_finish(e, stats);
+        if (stats) stats->departures = own_departures(e);
+        return st;
+    }
+    if (e->given_back < e->plan_train->n_visits)
+        return stk_error_set(&e->err, STK_ERR_STATE, 0, "stk_step_end: %u of %u visits were given back", e->given_back, e->plan_train->n_visits);
+    return step_finish(e, stats);
+}
+
+stk_status stk_flush(stk_engine *e)
+{
+    stk_error_clear(&e->err);
+    if (e->state != ENG_READY) return eng_refuse_state(e, "stk_flush", "between steps");
+    STK_TRY(state_flush_staged(e));
+    if (!e->pending) return STK_OK;
+    run_start(e, e->plan_train, PLAN_RUN_UPDATE, PLAN_NO);
+    STK_TRY(run_wait(e, &e->run_event));
+    e->pending = false;
+    return STK_OK;
+}
+
+stk_status stk_eval_begin(stk_engine *e)
+{
+    STK_TRY(stk_flush(e));
+    if (!e->plan_eval) return eng_refuse_state(e, "stk_eval_begin", "in the engine's order only");
+    e->state = ENG_EVAL;
+    run_start(e, e->plan_eval, PLAN_RUN_VISITS, PLAN_NO);
+    return STK_OK;
+}
+
+stk_status stk_eval_end(stk_engine *e)
+{
+    stk_error_clear(&e->err);
+    if (e->state != ENG_EVAL) return eng_refuse_state(e, "stk_eval_end", "inside an evaluation");
+    if (e->given_back < e->plan_eval->n_visits)
+        return stk_error_set(&e->err, STK_ERR_STATE, 0, "stk_eval_end: %u of %u visits were given back", e->given_back, e->plan_eval->n_visits);
+    STK_TRY(run_wait(e, &e->run_event));
+    e->asked = e->given_back = 0;
+    e->state = ENG_READY;
+    return STK_OK;
+}

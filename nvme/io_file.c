@@ -1,0 +1,88 @@
+/* nvme/io_file.c - opening a real file for transfers: O_DIRECT where it works, and which alignment it wants.
+ *
+ * Application's thread. Used by the posix and the io_uring backend. Knows nothing of requests. */
+#include "nvme/io_impl.h"
+#include "base/sys.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/stat.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#define ALIGN_MIN 512u
+#define ALIGN_USUAL 4096u
+#define TMPFS_TYPE 0x01021994 /* linux/magic.h */
+
+static uint32_t power_of_two_at_least(uint32_t n, uint32_t least)
+{
+    uint32_t p = least;
+    while (p < n && p < 1u << 30) p <<= 1;
+    return p;
+}
+
+/* What direct transfers of this file need; 0: the file system says that there are none. Asked by the bare system call,
+ * because the C library's struct may lack the two fields. */
+static uint32_t direct_align(int fd)
+{
+    struct statx sx;
+    memset(&sx, 0, sizeof sx);
+#ifndef STATX_DIOALIGN
+#define STATX_DIOALIGN 0x2000u
+#endif
+    if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH, STATX_DIOALIGN | STATX_BASIC_STATS, &sx) != 0) return ALIGN_USUAL;
+    if (sx.stx_mask & STATX_DIOALIGN) {
+        uint32_t mem = sx.stx_dio_mem_align, off = sx.stx_dio_offset_align;
+        if (off == 0) return 0;
+        return power_of_two_at_least(mem > off ? mem : off, ALIGN_MIN);
+    }
+    uint32_t block = power_of_two_at_least(sx.stx_blksize, ALIGN_MIN); /* the question is older than Linux 6.1 */
+    return block < ALIGN_USUAL ? block : ALIGN_USUAL;
+}
+
+/* Some file systems take the flag and refuse the transfer: one read tells (an empty file answers 0, which is fine). */
+static bool direct_read_works(int fd)
+{
+    void *page = sys_mmap(ALIGN_USUAL, false);
+    if (!page) return false;
+    int64_t n = sys_read_some(fd, page, ALIGN_USUAL, 0);
+    bool works = n >= 0 || errno != EINVAL; /* another error is a matter of the first transfer, not of the flag */
+    sys_munmap(page, ALIGN_USUAL);
+    return works;
+}
+
+stk_status io_file_open_real(struct io *io, struct io_file *f, struct stk_error *err)
+{
+    f->direct = false;
+    f->align = ALIGN_MIN;
+    f->retry_align = 1;
+    if (!io->cfg.buffered) {
+        f->fd = sys_open(f->path, O_RDWR | O_DIRECT, 0);
+        uint32_t align = f->fd >= 0 ? direct_align(f->fd) : 0;
+        f->direct = f->fd >= 0 && align > 0 && direct_read_works(f->fd);
+        if (f->direct) {
+            f->align = f->retry_align = align;
+        } else if (f->fd >= 0) {
+            sys_close(f->fd);
+            f->fd = -1;
+        }
+    }
+    if (f->fd < 0) f->fd = sys_open(f->path, O_RDWR, 0);
+    if (f->fd < 0)
+        return stk_error_set(err, STK_ERR_IO, errno, "%s: cannot open for reading and writing: %s", f->path, strerror(errno));
+    struct statfs fs;
+    if (fstatfs(f->fd, &fs) == 0 && fs.f_type == TMPFS_TYPE)
+        io_note(io, "swap files on tmpfs are in memory, not on a drive");
+    else if (!f->direct && !io->cfg.buffered)
+        io_note(io, "no O_DIRECT on a swap path, so transfers are buffered and measured rates are the page cache's");
+    return STK_OK;
+}
+
+void io_file_close_real(struct io *io, struct io_file *f)
+{
+    if (f->fd >= 0) sys_close(f->fd);
+    f->fd = -1;
+}
