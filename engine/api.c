@@ -91,7 +91,12 @@ static stk_status open_machine(stk_engine *e)
     exec_task_init(&e->pump_task, run_pump, e);
     static const enum dev_kind kinds[] = { DEV_HOST, DEV_HOST_DISCRETE, DEV_SIM };
     static const enum dev_matmul products[] = { DEV_MATMUL_AUTO, DEV_MATMUL_F32, DEV_MATMUL_BF16 };
-    struct dev_cfg dc = { .kind = kinds[c->device], .ex = e->ex, .memory_bytes = c->device_memory, .compute_threads = c->compute_threads,
+    struct mem_limits lim;
+    mem_limits_read("", &lim);
+    /* A device without a given cap has what is free; the host kinds share the host's memory: half of it. */
+    uint64_t cap = c->device_memory || c->device == STK_DEVICE_HOST ? c->device_memory : lim.available_bytes / 2;
+    e->device_limit = cap ? cap : UINT64_MAX;
+    struct dev_cfg dc = { .kind = kinds[c->device], .ex = e->ex, .memory_bytes = cap, .compute_threads = c->compute_threads,
                           .matmul = products[c->matmul], .seed = c->seed, .poison = c->poison, .model = c->sim_model };
     STK_TRY(dev_open(&dc, &e->dev, err));
     dev_caps_read(e->dev, &e->caps);

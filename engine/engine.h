@@ -105,6 +105,7 @@ struct stk_engine {
     struct mem *held;               /* the host memory behind it */
     uint8_t *own_base;              /* device memory of engine/own.c, inside the one reservation */
     struct eng_placement place;
+    uint64_t device_limit;
     uint64_t baseline_bytes;        /* resident before anything of ours was reserved */
     uint8_t *arena[PLAN_ARENA_N];
     struct plan_block_in *pblocks; struct plan_chunk_in *pchunks; struct plan_place_in *pplaces;

@@ -35,6 +35,16 @@ static void stream_needs(const struct plan_input *in, uint64_t *least, uint64_t 
     }
 }
 
+/* Own order: a departure may ask for any block. */
+static void own_param_need(const struct plan_input *in, uint64_t *least)
+{
+    for (uint32_t i = 0; i < in->n_chunks; i++) {
+        uint64_t bytes = plan_page_up(in->blocks[in->chunks[i].block].param_bytes);
+        bool staged = !in->in_place || in->chunks[i].home[CHUNK_PARAM] == CHUNK_NVME;
+        if (staged && bytes > *least) *least = bytes;
+    }
+}
+
 stk_status plan_needs(const struct plan_input *in, uint64_t least[PLAN_ARENA_N], uint64_t useful[PLAN_ARENA_N], struct stk_error *err)
 {
     struct plan_input free_in = *in;
@@ -48,6 +58,7 @@ stk_status plan_needs(const struct plan_input *in, uint64_t least[PLAN_ARENA_N],
     for (uint32_t i = 0; i < p->n_slots; i++)
         if (p->slots[i].arena == PLAN_ARENA_PARAM && p->slots[i].size_bytes > least[PLAN_ARENA_PARAM])
             least[PLAN_ARENA_PARAM] = p->slots[i].size_bytes;
+    if (in->own) own_param_need(in, &least[PLAN_ARENA_PARAM]);
     plan_free(p);
     STK_TRY(plan_build_once(&free_in, (struct plan_tuning){ false, in->prefetch }, &p, &where, err));
     for (int a = 0; a < PLAN_ARENA_N; a++) useful[a] = p->peak_bytes[a] > least[a] ? p->peak_bytes[a] : least[a];

@@ -192,7 +192,7 @@ void plan_emit_casts(struct plan_builder *b, uint32_t block, uint32_t after)
 void plan_emit_norm(struct plan_builder *b)
 {
     plan_node_begin(b, PLAN_NORM, PLAN_RUN_VISITS);
-    plan_node_dep(b, b->last_visit_node);
+    plan_node_dep(b, b->last_visit_node != PLAN_NO ? b->last_visit_node : b->join);
     for (uint32_t i = 0; i < b->n_casts; i++) plan_node_dep(b, b->casts[i]);
     plan_node_end(b);
 }

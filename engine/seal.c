@@ -67,7 +67,7 @@ static void limits(stk_engine *e, uint64_t *host, uint64_t *device)
         eng_note(e, "--host-memory is above what this machine has free (%s): the smaller counts", lim.why);
         *host = can;
     }
-    *device = e->cfg.device_memory ? e->cfg.device_memory : e->caps.host_in_place ? UINT64_MAX : can / 2;
+    *device = e->device_limit;
 }
 
 static stk_status build_plans(stk_engine *e)
@@ -124,6 +124,7 @@ static stk_status check_folders(stk_engine *e)
 
 static stk_status check_disk(stk_engine *e)
 {
+    if (e->cfg.storage == STK_STORAGE_SIM) return STK_OK;
     STK_TRY(check_folders(e));
     uint64_t share = e->n_paths ? e->place.nvme_bytes / e->n_paths : 0;
     for (uint32_t i = 0; share && i < e->n_paths; i++) {

@@ -18,6 +18,13 @@ static uint64_t align_elems(uint64_t n)
     return (n + CHUNK_ALIGN_ELEMS - 1) / CHUNK_ALIGN_ELEMS * CHUNK_ALIGN_ELEMS;
 }
 
+/* The frozen part begins at a multiple of 4 KiB of 16-bit parameters: its chunks are transferred straight to their place in the block's vector. */
+static uint64_t pad_trainable(uint64_t elems, bool frozen_follow)
+{
+    if (!frozen_follow) return elems;
+    return (elems + CHUNK_FROZEN_ALIGN - 1) / CHUNK_FROZEN_ALIGN * CHUNK_FROZEN_ALIGN;
+}
+
 void layout_free(struct stk_layout *l)
 {
     if (!l) return;
@@ -76,7 +83,7 @@ static stk_status add_tensors(struct stk_layout *l, struct stk_block *b, const s
         if (!frozen) l->params_trainable += t->n_elems;
         if (tensor_of) tensor_of[given + k] = id;
     }
-    if (!frozen) b->elems_trainable = b->elems;
+    if (!frozen) b->elems_trainable = b->elems = pad_trainable(b->elems, b->n_tensors < in->n_tensors);
     return STK_OK;
 }
 
@@ -183,6 +190,7 @@ static stk_status check_tensors(const struct stk_layout *l, const struct stk_blo
     bool frozen = false;
     for (uint32_t t = b->first_tensor; t < b->first_tensor + b->n_tensors; t++) {
         const struct stk_tensor *x = &l->tensors[t];
+        if (x->frozen && !frozen) at = pad_trainable(at, true);
         if (x->block != b - l->blocks || x->first_elem != at || (frozen && !x->frozen))
             return stk_error_set(err, STK_ERR_STATE, 0, "block \"%s\": tensor \"%s\" is at element %" PRIu64 ", expected %" PRIu64
                                  ", trainable ones first", b->name, x->name, x->first_elem, at);

@@ -1,8 +1,9 @@
 /* trainer/model.c - from a configuration to blocks, places and engine tensors.
  *
- * Owns: the order of tensors inside blocks (trainable first, then frozen, each in the order of formats/), freezing, names, the numerics
- * string, FLOPs. Must not know: where the engine keeps anything, how a visit computes (model_visit.c, layer.c).
- * Runs on the application's thread, before and at seal; nothing here runs in a step. */
+ * Owns: the order of tensors inside blocks (trainable first, then frozen, each in the order of
+ * formats/), freezing, names, the numerics string, FLOPs. Must not know: where the engine keeps
+ * anything, how a visit computes (model_visit.c, layer.c). Runs on the application's thread, before
+ * and at seal; nothing here runs in a step. */
 #include "trainer/model_impl.h"
 
 #include "base/sys.h"
@@ -11,33 +12,41 @@
 #include <string.h>
 
 uint64_t model_q_cols(const struct model *m) { return (uint64_t)m->cfg.heads * m->cfg.head_dim; }
-uint64_t model_kv_cols(const struct model *m) { return (uint64_t)m->cfg.kv_heads * m->cfg.head_dim; }
+uint64_t model_kv_cols(const struct model *m)
+{
+    return (uint64_t)m->cfg.kv_heads * m->cfg.head_dim;
+}
 uint64_t model_act_bytes(const struct model *m, uint64_t cols)
 {
     return m->tokens * cols * ops_dtype_bytes(m->opts.act);
 }
 
-/* --- open ----------------------------------------------------------------------------------------------------------- */
+/* --- open ------------------------------------------------------------------------------------ */
 
-static stk_status check_options(const struct model_config *c, const struct model_opts *o, struct stk_error *err)
+static stk_status check_options(const struct model_config *c, const struct model_opts *o,
+                                struct stk_error *err)
 {
     if (!o->seq || !o->sequences || !o->n_micro)
-        return stk_error_set(err, STK_ERR_CONFIG, 0,
-                             "a micro-batch of %u sequences of %u tokens, %u times a step: each must be at least 1",
-                             o->sequences, o->seq, o->n_micro);
+        return stk_error_set(
+            err, STK_ERR_CONFIG, 0,
+            "a micro-batch of %u sequences of %u tokens, %u times a step: each must be at least 1",
+            o->sequences, o->seq, o->n_micro);
     if (o->seq > c->max_positions)
         return stk_error_set(err, STK_ERR_CONFIG, 0,
-                             "sequences of %u tokens are longer than the model's max_position_embeddings %u: use --seq %u or less",
+                             "sequences of %u tokens are longer than the model's "
+                             "max_position_embeddings %u: use --seq %u or less",
                              o->seq, c->max_positions, c->max_positions);
     if ((uint64_t)o->seq * o->sequences > INT32_MAX)
-        return stk_error_set(err, STK_ERR_CONFIG, 0, "%u sequences of %u tokens are more than 2^31 tokens in a micro-batch",
+        return stk_error_set(err, STK_ERR_CONFIG, 0,
+                             "%u sequences of %u tokens are more than 2^31 tokens in a micro-batch",
                              o->sequences, o->seq);
     if (o->act != OPS_F32 && o->act != OPS_BF16)
         return stk_error_set(err, STK_ERR_CONFIG, 0, "activations must be f32 or bf16");
     if (o->param != OPS_BF16 && o->param != OPS_FP16)
         return stk_error_set(err, STK_ERR_CONFIG, 0, "parameters must be bf16 or fp16");
     if (o->param == OPS_FP16 && o->act == OPS_BF16)
-        return stk_error_set(err, STK_ERR_CONFIG, 0, "fp16 parameters go with f32 activations, not with bf16");
+        return stk_error_set(err, STK_ERR_CONFIG, 0,
+                             "fp16 parameters go with f32 activations, not with bf16");
     return STK_OK;
 }
 
@@ -59,32 +68,38 @@ static bool is_frozen(const struct model_opts *o, const char *name)
     return o->eval_only;
 }
 
-static stk_status check_freeze(const struct model *m, const struct model_opts *o, struct stk_error *err)
+static stk_status check_freeze(const struct model *m, const struct model_opts *o,
+                               struct stk_error *err)
 {
     for (uint32_t i = 0; i < o->n_freeze; i++) {
         uint32_t t = 0;
         while (t < m->n_tensors && fnmatch(o->freeze[i], m->table[t].name, 0) != 0) t++;
         if (t == m->n_tensors)
-            return stk_error_set(err, STK_ERR_CONFIG, 0,
-                                 "--freeze %s matches no tensor of the model; names look like %s and %s%s", o->freeze[i],
-                                 m->table[0].name, m->table[m->n_tensors - 1].name,
-                                 m->cfg.tied ? " (tied: the head is the embedding)" : "");
+            return stk_error_set(
+                err, STK_ERR_CONFIG, 0,
+                "--freeze %s matches no tensor of the model; names look like %s and %s%s",
+                o->freeze[i], m->table[0].name, m->table[m->n_tensors - 1].name,
+                m->cfg.tied ? " (tied: the head is the embedding)" : "");
     }
     if (o->eval_only) return STK_OK;
     for (uint32_t t = 0; t < m->n_tensors; t++)
         if (!is_frozen(o, m->table[t].name)) return STK_OK;
-    return stk_error_set(err, STK_ERR_CONFIG, 0, "--freeze leaves nothing to train: every tensor of the model is matched");
+    return stk_error_set(err, STK_ERR_CONFIG, 0,
+                         "--freeze leaves nothing to train: every tensor of the model is matched");
 }
 
 /* Appends one block's tensors of the given kind, in the table's order. */
-static void list_tensors(struct model *m, const struct model_opts *o, uint32_t block, bool frozen, uint32_t *next)
+static void list_tensors(struct model *m, const struct model_opts *o, uint32_t block, bool frozen,
+                         uint32_t *next)
 {
     for (uint32_t t = 0; t < m->n_tensors; t++) {
         const struct model_tensor *row = &m->table[t];
         uint32_t place = place_of(m, row);
         if (m->place_block[place] != block || is_frozen(o, row->name) != frozen) continue;
         struct model_tensor_info *info = &m->info[*next];
-        *info = (struct model_tensor_info){ .name = row->name, .rank = row->rank, .role = row->role, .frozen = frozen };
+        *info = (struct model_tensor_info){
+            .name = row->name, .rank = row->rank, .role = row->role, .frozen = frozen
+        };
         info->n_elems = 1;
         for (uint32_t d = 0; d < row->rank; d++) {
             info->shape[d] = row->shape[d];
@@ -130,8 +145,8 @@ static void list_windows(struct model *m)
 static void write_numerics(struct model *m)
 {
     snprintf(m->numerics, sizeof m->numerics, "act=%s;param=%s;seq=%u;rows=%u;family=%s",
-             m->opts.act == OPS_BF16 ? "bf16" : "f32", m->opts.param == OPS_BF16 ? "bf16" : "fp16", m->opts.seq,
-             m->opts.sequences, model_family_name(m->cfg.family));
+             m->opts.act == OPS_BF16 ? "bf16" : "f32", m->opts.param == OPS_BF16 ? "bf16" : "fp16",
+             m->opts.seq, m->opts.sequences, model_family_name(m->cfg.family));
 }
 
 static bool allocate(struct model *m)
@@ -146,11 +161,12 @@ static bool allocate(struct model *m)
     m->window = sys_calloc(layers, sizeof *m->window);
     m->layer_window = sys_calloc(layers, sizeof *m->layer_window);
     m->input = sys_calloc(m->opts.n_micro, sizeof *m->input);
-    return m->blocks && m->place_block && m->tensor && m->table && m->info && m->offset && m->window && m->layer_window &&
-           m->input;
+    return m->blocks && m->place_block && m->tensor && m->table && m->info && m->offset &&
+           m->window && m->layer_window && m->input;
 }
 
-static stk_status fill(struct model *m, const struct model_config *c, const struct model_opts *o, struct stk_error *err)
+static stk_status fill(struct model *m, const struct model_config *c, const struct model_opts *o,
+                       struct stk_error *err)
 {
     m->cfg = *c;
     m->cfg.document = NULL;
@@ -177,7 +193,8 @@ static stk_status fill(struct model *m, const struct model_config *c, const stru
     return STK_OK;
 }
 
-stk_status model_open(const struct model_config *c, const struct model_opts *o, struct model **out, struct stk_error *err)
+stk_status model_open(const struct model_config *c, const struct model_opts *o, struct model **out,
+                      struct stk_error *err)
 {
     *out = NULL;
     STK_TRY(check_options(c, o, err));
@@ -217,9 +234,10 @@ const struct model_tensor_info *model_tensor(const struct model *m, uint32_t eng
     return &m->info[engine_tensor];
 }
 
-/* --- FLOPs ------------------------------------------------------------------------------------------------------------ */
+/* --- FLOPs ----------------------------------------------------------------------------------- */
 
-/* Multiplications and additions of a place's matrix products over the micro-batch; trainable: of its trainable tensors only. */
+/* Multiplications and additions of a place's matrix products over the micro-batch; trainable: of
+ * its trainable tensors only. */
 static double product_flops(const struct model *m, uint32_t place, bool trainable)
 {
     double n = 0;
@@ -231,7 +249,8 @@ static double product_flops(const struct model *m, uint32_t place, bool trainabl
     return 2 * n * (double)m->tokens;
 }
 
-/* q k^T and p v over the keys that the causal mask and the window leave; document boundaries are not known here. */
+/* q k^T and p v over the keys that the causal mask and the window leave; document boundaries are
+ * not known here. */
 static double attention_flops(const struct model *m, uint32_t layer)
 {
     double seq = m->opts.seq, w = m->window[m->layer_window[layer]];
@@ -248,12 +267,14 @@ static double forward_flops(const struct model *m, uint32_t place)
 double model_step_flops(const struct model *m)
 {
     double sum = 0;
-    for (uint32_t p = 0; p < m->n_places; p++) sum += 2 * forward_flops(m, p) + product_flops(m, p, true);
-    for (uint32_t l = 0; l < m->cfg.layers; l++) sum += attention_flops(m, l); /* its backward costs twice its forward */
+    for (uint32_t p = 0; p < m->n_places; p++)
+        sum += 2 * forward_flops(m, p) + product_flops(m, p, true);
+    for (uint32_t l = 0; l < m->cfg.layers; l++)
+        sum += attention_flops(m, l); /* its backward costs twice its forward */
     return sum * m->opts.n_micro;
 }
 
-/* --- description -------------------------------------------------------------------------------------------------------- */
+/* --- description ----------------------------------------------------------------------------- */
 
 /* The engine keeps its own sentence; it becomes ours, because the caller looks here. */
 static stk_status engine_error(stk_engine *e, stk_status st, struct stk_error *err)
@@ -272,7 +293,8 @@ static stk_status describe_blocks(struct model *m, stk_engine *e, struct stk_err
         for (uint32_t i = 0; i < block->n; i++) {
             const struct model_tensor_info *t = &m->info[block->first + i];
             /* Decay on every tensor: what torch's AdamW does with all parameters in one group. */
-            desc[i] = (stk_tensor_desc){ .name = t->name, .n_elems = t->n_elems, .frozen = t->frozen };
+            desc[i] =
+                (stk_tensor_desc){ .name = t->name, .n_elems = t->n_elems, .frozen = t->frozen };
         }
         st = stk_block(e, block->name, desc, block->n, &block->id, &first);
         if (st != STK_OK) st = engine_error(e, st, err);

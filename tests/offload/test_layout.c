@@ -134,10 +134,11 @@ TEST(layout_by_hand)
     uint32_t of[3];
     CHECK_OK(layout_build(&b, 1, CHUNK_FP16, 128, 0, 1, &l, of, &err), &err);
     CHECK(of[0] == 0 && of[1] == 2 && of[2] == 1);
-    CHECK(l->blocks[0].elems == 320 && l->blocks[0].elems_trainable == 192);
-    REQUIRE(l->n_chunks == 3 && l->blocks[0].n_chunks_trainable == 2);
-    CHECK(l->chunks[0].n_elems == 128 && l->chunks[1].n_elems == 64 && l->chunks[2].n_elems == 128 && l->chunks[2].frozen);
-    CHECK(chunk_bytes(l, &l->chunks[0], CHUNK_OPT) == 128 * 12 && chunk_bytes(l, &l->chunks[2], CHUNK_OPT) == 0);
+    /* 128 + 64 trainable, padded to where a frozen part may begin */
+    CHECK(l->blocks[0].elems == 2048 + 128 && l->blocks[0].elems_trainable == 2048);
+    REQUIRE(l->n_chunks == 17 && l->blocks[0].n_chunks_trainable == 16);
+    CHECK(l->chunks[0].n_elems == 128 && l->chunks[15].n_elems == 128 && l->chunks[16].n_elems == 128 && l->chunks[16].frozen);
+    CHECK(chunk_bytes(l, &l->chunks[0], CHUNK_OPT) == 128 * 12 && chunk_bytes(l, &l->chunks[16], CHUNK_OPT) == 0);
     CHECK(chunk_bytes(l, &l->chunks[2], CHUNK_PARAM) == 256 && l->params == 180 && l->params_trainable == 110);
     layout_free(l);
 }
@@ -189,7 +190,7 @@ TEST(layout_check_finds_faults)
         switch (fault) {
         case 0: l->chunks[1].first_elem += 64; break;
         case 1: l->chunks[1].n_elems -= 64; break;
-        case 2: l->chunks[8].frozen = false; break;
+        case 2: l->chunks[16].frozen = false; break;
         case 3: l->tensors[1].first_elem += 64; break;
         case 4: l->blocks[0].elems_trainable += 64; break;
         case 5: l->params++; break;

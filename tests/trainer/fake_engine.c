@@ -1,9 +1,10 @@
-/* tests/trainer/fake_engine.c - a stand-in for the engine in tests of the model: the calls of engine/stoker.h that a client makes, over
- * memory that all fits, without update, tiers or plan.
+/* tests/trainer/fake_engine.c - a stand-in for the engine in tests of the model: the calls of
+ * engine/stoker.h that a client makes, over memory that all fits, without update, tiers or plan.
  *
- * What it does so that mistakes of a client show: every visit's workspace is filled with NaNs before it; a full set that is recomputed
- * is NaNs before it; with STK_ACT_HOST a full set comes back at another address than it was written to; the arena may be of a discrete
- * device, where only the device may follow pointers. Two accumulation orders. Application's thread. */
+ * What it does so that mistakes of a client show: every visit's workspace is filled with NaNs
+ * before it; a full set that is recomputed is NaNs before it; with STK_ACT_HOST a full set comes
+ * back at another address than it was written to; the arena may be of a discrete device, where only
+ * the device may follow pointers. Two accumulation orders. Application's thread. */
 #include "base/convert.h"
 #include "base/numeric.h"
 #include "engine/stoker.h"
@@ -18,9 +19,21 @@
 #define FAKE_TENSORS 512
 #define FAKE_RESERVES 8
 
-struct fake_tensor { uint32_t block; uint64_t offset, n; bool frozen; };
-struct fake_block { uint64_t elems, trainable; uint8_t *param; float *grad; uint32_t visits_left; };
-struct fake_visit { uint32_t place, micro; stk_dir dir; };
+struct fake_tensor {
+    uint32_t block;
+    uint64_t offset, n;
+    bool frozen;
+};
+struct fake_block {
+    uint64_t elems, trainable;
+    uint8_t *param;
+    float *grad;
+    uint32_t visits_left;
+};
+struct fake_visit {
+    uint32_t place, micro;
+    stk_dir dir;
+};
 
 struct stk_engine {
     stk_config cfg;
@@ -35,11 +48,16 @@ struct stk_engine {
     stk_place places[FAKE_BLOCKS];
     uint32_t n_places;
     uint64_t workspace_bytes, full_max_bytes, flow_bytes;
-    struct { stk_where where; uint64_t size_bytes; void *base; } reserves[FAKE_RESERVES];
+    struct {
+        stk_where where;
+        uint64_t size_bytes;
+        void *base;
+    } reserves[FAKE_RESERVES];
     uint32_t n_reserves;
     /* after seal: addresses in the device's arena */
     uint64_t used_bytes;
-    uint8_t *arena, *boundary[FAKE_BLOCKS], *full[FAKE_BLOCKS], *full_in, *full_out, *flow, *workspace;
+    uint8_t *arena, *boundary[FAKE_BLOCKS], *full[FAKE_BLOCKS], *full_in, *full_out, *flow,
+        *workspace;
     uint8_t *host_full[FAKE_BLOCKS]; /* STK_ACT_HOST: [n_micro] each */
     uint8_t *nan;
     struct fake_visit *visits;
@@ -68,8 +86,10 @@ stk_status stk_open(const stk_config *c, stk_engine **out)
     if (!e) return STK_ERR_NOMEM;
     e->cfg = *c;
     struct dev_cfg d = {
-        .kind = c->device == STK_DEVICE_HOST_DISCRETE ? DEV_HOST_DISCRETE : DEV_HOST, .memory_bytes = (uint64_t)1 << 30,
-        .compute_threads = c->compute_threads, .poison = true,
+        .kind = c->device == STK_DEVICE_HOST_DISCRETE ? DEV_HOST_DISCRETE : DEV_HOST,
+        .memory_bytes = (uint64_t)1 << 30,
+        .compute_threads = c->compute_threads,
+        .poison = true,
         .matmul = c->matmul == STK_MATMUL_BF16 ? DEV_MATMUL_BF16 : DEV_MATMUL_F32,
     };
     STK_TRY(exec_open_threads(&e->ex, &e->err));
@@ -95,19 +115,24 @@ void stk_close(stk_engine *e)
 const char *stk_error_text(const stk_engine *e) { return e ? e->err.text : "no memory"; }
 struct dev *stk_device(stk_engine *e) { return e->dev; }
 struct dev_stream *stk_compute_stream(stk_engine *e) { return e->stream; }
-uint64_t stk_tensor_offset(const stk_engine *e, uint32_t tensor) { return e->tensors[tensor].offset; }
+uint64_t stk_tensor_offset(const stk_engine *e, uint32_t tensor)
+{
+    return e->tensors[tensor].offset;
+}
 
-/* --- description --------------------------------------------------------------------------------------------------------------- */
+/* --- description ----------------------------------------------------------------------------- */
 
-stk_status stk_block(stk_engine *e, const char *name, const stk_tensor_desc *tensors, uint32_t n, uint32_t *block,
-                     uint32_t *first_tensor)
+stk_status stk_block(stk_engine *e, const char *name, const stk_tensor_desc *tensors, uint32_t n,
+                     uint32_t *block, uint32_t *first_tensor)
 {
     (void)name;
     struct fake_block *b = &e->blocks[e->n_blocks];
     *first_tensor = e->n_tensors;
     for (uint32_t i = 0; i < n; i++) {
-        if (i && tensors[i - 1].frozen && !tensors[i].frozen) return fake_set(e, "a trainable tensor after a frozen one");
-        e->tensors[e->n_tensors++] = (struct fake_tensor){ e->n_blocks, b->elems, tensors[i].n_elems, tensors[i].frozen };
+        if (i && tensors[i - 1].frozen && !tensors[i].frozen)
+            return fake_set(e, "a trainable tensor after a frozen one");
+        e->tensors[e->n_tensors++] =
+            (struct fake_tensor){ e->n_blocks, b->elems, tensors[i].n_elems, tensors[i].frozen };
         b->elems += (tensors[i].n_elems + 63) / 64 * 64;
         if (!tensors[i].frozen) b->trainable = b->elems;
     }
@@ -128,7 +153,8 @@ stk_status stk_workspace(stk_engine *e, uint64_t size_bytes)
     return STK_OK;
 }
 
-stk_status stk_reserve(stk_engine *e, stk_where where, const char *owner, uint64_t size_bytes, uint32_t *handle)
+stk_status stk_reserve(stk_engine *e, stk_where where, const char *owner, uint64_t size_bytes,
+                       uint32_t *handle)
 {
     (void)owner;
     e->reserves[e->n_reserves].where = where;
@@ -138,7 +164,7 @@ stk_status stk_reserve(stk_engine *e, stk_where where, const char *owner, uint64
 }
 void *stk_reserved(stk_engine *e, uint32_t handle) { return e->reserves[handle].base; }
 
-/* --- seal ------------------------------------------------------------------------------------------------------------------------ */
+/* --- seal ------------------------------------------------------------------------------------ */
 
 static uint8_t *fake_take(stk_engine *e, uint64_t size_bytes)
 {
@@ -170,7 +196,8 @@ static void fake_carve(stk_engine *e)
     e->flow = fake_take(e, e->flow_bytes * e->cfg.micro_batches);
     e->workspace = fake_take(e, e->workspace_bytes);
     for (uint32_t i = 0; i < e->n_reserves; i++)
-        if (e->reserves[i].where == STK_ON_DEVICE) e->reserves[i].base = fake_take(e, e->reserves[i].size_bytes);
+        if (e->reserves[i].where == STK_ON_DEVICE)
+            e->reserves[i].base = fake_take(e, e->reserves[i].size_bytes);
 }
 
 stk_status stk_seal(stk_engine *e, bool dry)
@@ -183,7 +210,8 @@ stk_status stk_seal(stk_engine *e, bool dry)
     fake_carve(e);
     for (uint32_t i = 0; i < e->n_reserves; i++)
         if (e->reserves[i].where == STK_ON_HOST)
-            e->reserves[i].base = aligned_alloc(4096, (e->reserves[i].size_bytes + 4095) / 4096 * 4096);
+            e->reserves[i].base =
+                aligned_alloc(4096, (e->reserves[i].size_bytes + 4095) / 4096 * 4096);
     for (uint32_t p = 0; p < e->n_places && e->cfg.activations == STK_ACT_HOST; p++)
         e->host_full[p] = malloc(e->places[p].full_bytes * e->cfg.micro_batches + 1);
     uint64_t nan = e->workspace_bytes > e->full_max_bytes ? e->workspace_bytes : e->full_max_bytes;
@@ -194,9 +222,10 @@ stk_status stk_seal(stk_engine *e, bool dry)
     return STK_OK;
 }
 
-/* --- parameters and gradients -------------------------------------------------------------------------------------------------------- */
+/* --- parameters and gradients ---------------------------------------------------------------- */
 
-stk_status stk_tensor_write(stk_engine *e, uint32_t tensor, uint64_t first, uint64_t n, const void *data, stk_dtype dtype)
+stk_status stk_tensor_write(stk_engine *e, uint32_t tensor, uint64_t first, uint64_t n,
+                            const void *data, stk_dtype dtype)
 {
     const struct fake_tensor *t = &e->tensors[tensor];
     uint16_t *bits = malloc(n * 2);
@@ -207,25 +236,29 @@ stk_status stk_tensor_write(stk_engine *e, uint32_t tensor, uint64_t first, uint
         convert_bf16_to_f32(data, wide, n);
         convert_f32_to_fp16(wide, bits, n);
     }
-    stk_status st = dev_copy(e->stream, e->blocks[t->block].param + (t->offset + first) * 2, bits, n * 2, DEV_TO_DEVICE, &e->err);
+    stk_status st = dev_copy(e->stream, e->blocks[t->block].param + (t->offset + first) * 2, bits,
+                             n * 2, DEV_TO_DEVICE, &e->err);
     if (st == STK_OK) st = dev_sync(e->stream, &e->err);
     free(bits);
     free(wide);
     return st;
 }
 
-stk_status stk_tensor_read(stk_engine *e, uint32_t tensor, stk_what what, uint64_t first, uint64_t n, void *data, stk_dtype dtype)
+stk_status stk_tensor_read(stk_engine *e, uint32_t tensor, stk_what what, uint64_t first,
+                           uint64_t n, void *data, stk_dtype dtype)
 {
     const struct fake_tensor *t = &e->tensors[tensor];
-    if (what != STK_READ_GRAD || dtype != STK_F32 || t->frozen) return fake_set(e, "only f32 gradients of trainable tensors");
-    STK_TRY(dev_copy(e->stream, data, e->blocks[t->block].grad + t->offset + first, n * 4, DEV_TO_HOST, &e->err));
+    if (what != STK_READ_GRAD || dtype != STK_F32 || t->frozen)
+        return fake_set(e, "only f32 gradients of trainable tensors");
+    STK_TRY(dev_copy(e->stream, data, e->blocks[t->block].grad + t->offset + first, n * 4,
+                     DEV_TO_HOST, &e->err));
     STK_TRY(dev_sync(e->stream, &e->err));
     float scale = e->cfg.loss_scale > 0 ? (float)e->cfg.loss_scale : 1.0f;
     for (uint64_t i = 0; i < n; i++) ((float *)data)[i] /= scale;
     return STK_OK;
 }
 
-/* --- steps --------------------------------------------------------------------------------------------------------------------------- */
+/* --- steps ----------------------------------------------------------------------------------- */
 
 static void fake_add(stk_engine *e, uint32_t place, uint32_t micro, stk_dir dir)
 {
@@ -234,8 +267,8 @@ static void fake_add(stk_engine *e, uint32_t place, uint32_t micro, stk_dir dir)
     if (dir == STK_BACKWARD) e->blocks[e->places[place].block].visits_left++;
 }
 
-/* The first position of a block that stands at two. Its backward visits come after all others of the step, so that both orders add
- * to its gradient in the same sequence. */
+/* The first position of a block that stands at two. Its backward visits come after all others of
+ * the step, so that both orders add to its gradient in the same sequence. */
 static bool fake_is_last(const stk_engine *e, uint32_t place)
 {
     return place == 0 && e->places[0].block == e->places[e->n_places - 1].block;
@@ -252,7 +285,8 @@ static void fake_pass(stk_engine *e, stk_dir dir, uint32_t first_micro, uint32_t
 
 static stk_status fake_begin(stk_engine *e, bool eval)
 {
-    const uint32_t n = e->cfg.micro_batches, group = e->cfg.accumulate == STK_ACCUMULATE_MICRO ? 1 : n;
+    const uint32_t n = e->cfg.micro_batches,
+                   group = e->cfg.accumulate == STK_ACCUMULATE_MICRO ? 1 : n;
     e->n_visits = e->next = 0;
     e->eval = eval;
     for (uint32_t b = 0; b < e->n_blocks; b++) {
@@ -292,7 +326,8 @@ static stk_status fake_full(stk_engine *e, stk_visit *v)
     }
     v->full = v->dir == STK_FORWARD ? e->full_out : e->full_in;
     const uint8_t *from = e->nan;
-    if (v->dir == STK_BACKWARD && e->cfg.activations == STK_ACT_HOST) from = e->host_full[v->place] + at;
+    if (v->dir == STK_BACKWARD && e->cfg.activations == STK_ACT_HOST)
+        from = e->host_full[v->place] + at;
     v->recompute = v->dir == STK_BACKWARD && e->cfg.activations == STK_ACT_RECOMPUTE;
     return dev_copy(e->stream, v->full, from, bytes, DEV_TO_DEVICE, &e->err);
 }
@@ -303,12 +338,22 @@ stk_status stk_next(stk_engine *e, stk_visit *v)
     const struct fake_visit *f = &e->visits[e->next];
     const uint32_t place = f->place, block = e->places[place].block;
     *v = (stk_visit){
-        .index = e->next++, .place = place, .block = block, .micro = f->micro, .dir = f->dir, .eval = e->eval,
-        .param = e->blocks[block].param, .workspace = e->workspace, .workspace_bytes = e->workspace_bytes, .stream = e->stream,
+        .index = e->next++,
+        .place = place,
+        .block = block,
+        .micro = f->micro,
+        .dir = f->dir,
+        .eval = e->eval,
+        .param = e->blocks[block].param,
+        .workspace = e->workspace,
+        .workspace_bytes = e->workspace_bytes,
+        .stream = e->stream,
         .loss_scale = e->cfg.loss_scale > 0 ? e->cfg.loss_scale : 1,
     };
-    if (e->places[place].in_bytes) v->in = e->boundary[place] + f->micro * e->places[place].in_bytes;
-    if (f->dir == STK_FORWARD && place + 1 < e->n_places) v->out = e->boundary[place + 1] + f->micro * e->places[place + 1].in_bytes;
+    if (e->places[place].in_bytes)
+        v->in = e->boundary[place] + f->micro * e->places[place].in_bytes;
+    if (f->dir == STK_FORWARD && place + 1 < e->n_places)
+        v->out = e->boundary[place + 1] + f->micro * e->places[place + 1].in_bytes;
     if (f->dir == STK_BACKWARD) {
         v->grad = e->blocks[block].grad;
         v->flow = e->flow + f->micro * e->flow_bytes;
@@ -321,6 +366,8 @@ stk_status stk_next(stk_engine *e, stk_visit *v)
 stk_status stk_done(stk_engine *e, const stk_visit *v)
 {
     const uint64_t bytes = e->places[v->place].full_bytes;
-    if (!bytes || v->dir != STK_FORWARD || v->eval || e->cfg.activations != STK_ACT_HOST) return STK_OK;
-    return dev_copy(e->stream, e->host_full[v->place] + v->micro * bytes, v->full, bytes, DEV_TO_HOST, &e->err);
+    if (!bytes || v->dir != STK_FORWARD || v->eval || e->cfg.activations != STK_ACT_HOST)
+        return STK_OK;
+    return dev_copy(e->stream, e->host_full[v->place] + v->micro * bytes, v->full, bytes,
+                    DEV_TO_HOST, &e->err);
 }
