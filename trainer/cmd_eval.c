@@ -45,9 +45,8 @@ static stk_status write_json(const struct run *r, const struct run_eval *e, stru
     return st;
 }
 
-static stk_status evaluate(struct run *r, struct run_eval *out, struct stk_error *err)
+static stk_status evaluate(struct run *r, const struct run_opts *o, struct run_eval *out, struct stk_error *err)
 {
-    const struct run_opts *o = r->opts;
     struct logits_out l = { 0 };
     STK_TRY(run_open(r, o, true, o->logits != NULL, err));
     STK_TRY(run_seal(r, false, err));
@@ -90,7 +89,7 @@ int cmd_eval(int argc, char **argv)
     if (o.logits) o.batch = o.micro_batch; /* a host copy of a pass's logits is kept */
     r.pulse = pulse_open();
     stk_status st = check_outputs(&o, &err);
-    if (st == STK_OK) st = evaluate(&r, &e, &err);
+    if (st == STK_OK) st = evaluate(&r, &o, &e, &err);
     if (st == STK_OK)
         printf("loss %.6f  perplexity %.4f  over %llu targets in %llu windows of %llu tokens\n", e.loss, e.perplexity,
                (unsigned long long)e.targets, (unsigned long long)e.windows, (unsigned long long)o.seq);
