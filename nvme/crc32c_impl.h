@@ -1,4 +1,5 @@
-/* nvme/crc32c_impl.h - the variants of crc32c that live in files of their own. Private to crc32c*.c. */
+/* nvme/crc32c_impl.h - the variants of crc32c that live in files of their own. Private to
+ * crc32c*.c. */
 #ifndef NVME_CRC32C_IMPL_H
 #define NVME_CRC32C_IMPL_H
 #include <stdint.h>

@@ -1,20 +1,27 @@
-/* nvme/crc32c_x86.c - CRC32C with the crc32 instruction: three chains at once, joined by carry-less multiplication.
+/* nvme/crc32c_x86.c - CRC32C with the crc32 instruction: three chains at once, joined by carry-less
+ * multiplication.
  *
- * One crc32q takes three cycles and a new one can begin in each, so three independent blocks of equal length N are run side
- * by side. The register of a block is then moved past the following N (or 2N) bytes: that is a multiplication by x^(8N) modulo
- * the polynomial. In the reflected order a product of two 32-bit registers, fed to crc32q as 64 bits, is multiplied by x^33
- * more; the constants below are therefore x^(8N-33) and x^(16N-33), computed bit by bit (tests/nvme compares with the table).
- * Compiled with -msse4.2 -mpclmul; called only where crc32c_x86_usable() says so. No state, any thread. */
+ * One crc32q takes three cycles and a new one can begin in each, so three independent blocks of
+ * equal length N are run side by side. The register of a block is then moved past the following N
+ * (or 2N) bytes: that is a multiplication by x^(8N) modulo the polynomial. In the reflected order a
+ * product of two 32-bit registers, fed to crc32q as 64 bits, is multiplied by x^33 more; the
+ * constants below are therefore x^(8N-33) and x^(16N-33), computed bit by bit (tests/nvme compares
+ * with the table). Compiled with -msse4.2 -mpclmul; called only where crc32c_x86_usable() says so.
+ * No state, any thread. */
 #include "nvme/crc32c_impl.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #include <string.h>
 
-int crc32c_x86_usable(void) { return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul"); }
+int crc32c_x86_usable(void)
+{
+    return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul");
+}
 
 struct block { uint64_t size_bytes; uint32_t past_one, past_two; };
-static const struct block large = { 8192, 0x54a86326u, 0x1dc403ccu }, small = { 256, 0xb9e02b86u, 0xdd7e3b0cu };
+static const struct block large = { 8192, 0x54a86326u, 0x1dc403ccu },
+                          small = { 256, 0xb9e02b86u, 0xdd7e3b0cu };
 
 static inline uint64_t load64(const uint8_t *p)
 {
@@ -25,12 +32,14 @@ static inline uint64_t load64(const uint8_t *p)
 
 static inline uint64_t move_past(uint64_t crc, uint32_t constant)
 {
-    __m128i product = _mm_clmulepi64_si128(_mm_cvtsi64_si128((int64_t)crc), _mm_cvtsi64_si128((int64_t)constant), 0);
+    __m128i product = _mm_clmulepi64_si128(_mm_cvtsi64_si128((int64_t)crc),
+                                           _mm_cvtsi64_si128((int64_t)constant), 0);
     return _mm_crc32_u64(0, (uint64_t)_mm_cvtsi128_si64(product));
 }
 
 /* As many groups of three blocks as fit; returns the bytes taken. */
-static inline uint64_t run_blocks(uint64_t *crc, const uint8_t *p, uint64_t size_bytes, const struct block *b)
+static inline uint64_t run_blocks(uint64_t *crc, const uint8_t *p, uint64_t size_bytes,
+                                  const struct block *b)
 {
     uint64_t n = b->size_bytes, taken = 0;
     for (; size_bytes - taken >= 3 * n; taken += 3 * n, p += 3 * n) {

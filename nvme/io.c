@@ -1,11 +1,13 @@
-/* nvme/io.c - the queue in front of every backend: order by class, splitting, results, statistics, drain.
+/* nvme/io.c - the queue in front of every backend: order by class, splitting, results, statistics,
+ * drain.
  *
- * Owns requests from io_submit to `done`. Knows no system call and no disk: a backend (io_impl.h) moves one part at a time.
- * Runs on the io's lane, except what io.h gives to the application's thread; the two meet in atomics, in the list of finished
- * parts, and in the tasks by which the application's thread asks the lane.
+ * Owns requests from io_submit to `done`. Knows no system call and no disk: a backend (io_impl.h)
+ * moves one part at a time. Runs on the io's lane, except what io.h gives to the application's
+ * thread; the two meet in atomics, in the list of finished parts, and in the tasks by which the
+ * application's thread asks the lane.
  *
- * A request is in exactly one list: its drive's `waiting[class]` while parts of it are still to be started, `issued` while all its
- * parts are with the backend, `finished` until done is called. */
+ * A request is in exactly one list: its drive's `waiting[class]` while parts of it are still to be
+ * started, `issued` while all its parts are with the backend, `finished` until done is called. */
 #include "nvme/io_impl.h"
 #include "base/sys.h"
 
@@ -17,7 +19,7 @@ enum { REQ_IDLE, REQ_WAITING, REQ_ISSUED, REQ_FINISHED };
 
 static const char *const op_name[] = { "read", "write", "flush" };
 
-/* --- lists --------------------------------------------------------------------------------------------------------- */
+/* --- lists ------------------------------------------------------------------------------------ */
 
 static void queue_push(struct io_queue *q, struct io_req *req)
 {
@@ -47,7 +49,7 @@ static struct io_queue *waiting_queue(struct io *io, const struct io_req *req)
     return &io->drives[io->files[req->file].drive].waiting[req->cls][req->op != IO_READ];
 }
 
-/* --- finishing ----------------------------------------------------------------------------------------------------- */
+/* --- finishing -------------------------------------------------------------------------------- */
 
 static void finish(struct io *io, struct io_req *req)
 {
@@ -62,7 +64,8 @@ static void finish(struct io *io, struct io_req *req)
     count_add(req->op == IO_READ ? &c->read_bytes : &c->write_bytes, req->moved_bytes);
 }
 
-/* No further part of this request is started; it is finished when those under way have come back. */
+/* No further part of this request is started; it is finished when those under way have come back.
+ */
 static void stop(struct io *io, struct io_req *req, stk_status status, int os_errno)
 {
     if (req->status == STK_OK) {
@@ -79,7 +82,7 @@ static void stop(struct io *io, struct io_req *req, stk_status status, int os_er
     }
 }
 
-/* --- starting parts ------------------------------------------------------------------------------------------------ */
+/* --- starting parts --------------------------------------------------------------------------- */
 
 static void part_start(struct io *io, struct io_part *p)
 {
@@ -115,8 +118,8 @@ static void issue_one(struct io *io, struct io_drive *d, struct io_req *req)
     part_start(io, p);
 }
 
-/* The request whose part goes next. Writes keep to write_depth as long as reads are on this drive: a burst of write-back must
- * not fill every place just before a read that a visit waits for. */
+/* The request whose part goes next. Writes keep to write_depth as long as reads are on this drive:
+ * a burst of write-back must not fill every place just before a read that a visit waits for. */
 static struct io_req *choose(struct io *io, struct io_drive *d)
 {
     bool reads = d->reads_in_flight > 0;
@@ -150,7 +153,7 @@ static void pump_run(void *arg) { issue_all(arg); }
 
 void io_pump_init(struct io *io) { exec_task_init(&io->pump, pump_run, io); }
 
-/* --- results ------------------------------------------------------------------------------------------------------- */
+/* --- results ---------------------------------------------------------------------------------- */
 
 static void part_free(struct io *io, struct io_part *p, stk_status status, int os_errno)
 {
@@ -190,14 +193,16 @@ static void part_result(struct io *io, struct io_part *p)
         return;
     } else {
         STK_ASSERT((uint64_t)result < p->size_bytes);
-        /* What lies beyond the last aligned place is moved again: an unaligned retry would be refused (NVM-19). */
+        /* What lies beyond the last aligned place is moved again: an unaligned retry would be
+         * refused (NVM-19). */
         progress = (uint64_t)result & ~(uint64_t)(p->file->retry_align - 1);
         count_add(&io->count.short_transfers, 1);
         count_add(&io->count.retries, 1);
     }
     p->fruitless = progress ? 0 : p->fruitless + 1;
     req->moved_bytes += progress;
-    if (req->status != STK_OK || p->fruitless >= IO_FRUITLESS_MAX) { /* a part of a stopped request is not tried again */
+    /* a part of a stopped request is not tried again */
+    if (req->status != STK_OK || p->fruitless >= IO_FRUITLESS_MAX) {
         part_free(io, p, STK_ERR_IO, result < 0 ? (int)-result : 0);
         return;
     }
@@ -213,13 +218,15 @@ void io_part_done(struct io_part *p)
     struct io *io = p->io;
     struct io_part *head = atomic_load_explicit(&io->finished_parts, memory_order_relaxed);
     do p->next = head;
-    while (!atomic_compare_exchange_weak_explicit(&io->finished_parts, &head, p, memory_order_acq_rel, memory_order_relaxed));
+    while (!atomic_compare_exchange_weak_explicit(&io->finished_parts, &head, p,
+                                                  memory_order_acq_rel, memory_order_relaxed));
     exec_post(io->cfg.lane, io->cfg.notify);
 }
 
 static void take_parts(struct io *io)
 {
-    struct io_part *p = atomic_exchange_explicit(&io->finished_parts, NULL, memory_order_acq_rel), *in_order = NULL;
+    struct io_part *p = atomic_exchange_explicit(&io->finished_parts, NULL, memory_order_acq_rel),
+                   *in_order = NULL;
     while (p) { /* the list is newest first */
         struct io_part *next = p->next;
         p->next = in_order;
@@ -245,7 +252,8 @@ uint32_t io_reap(struct io *io, uint32_t max)
         queue_remove(&io->finished, req);
         req->state = REQ_IDLE;
         req->done_ns = exec_now_ns(io->cfg.ex);
-        req->done(req); /* from here on the request is the caller's again: it may be submitted anew or gone */
+        /* from here on the request is the caller's again: it may be submitted anew or gone */
+        req->done(req);
         if (atomic_fetch_sub_explicit(&io->in_flight, 1, memory_order_acq_rel) == 1) {
             count_add(&io->count.busy_ns, exec_now_ns(io->cfg.ex) - io->busy_since_ns);
             exec_event_set(&io->drained);
@@ -255,21 +263,28 @@ uint32_t io_reap(struct io *io, uint32_t max)
     return n;
 }
 
-/* --- submit, cancel ------------------------------------------------------------------------------------------------ */
+/* --- submit, cancel --------------------------------------------------------------------------- */
 
-static stk_status check_request(const struct io *io, const struct io_req *req, struct stk_error *err)
+static stk_status check_request(const struct io *io, const struct io_req *req,
+                                struct stk_error *err)
 {
-    if (io->closing) return stk_error_set(err, STK_ERR_STATE, 0, "a transfer was submitted while its io is being closed");
+    if (io->closing)
+        return stk_error_set(err, STK_ERR_STATE, 0,
+                             "a transfer was submitted while its io is being closed");
     if (req->file >= IO_FILES_MAX || !io->files[req->file].used)
-        return stk_error_set(err, STK_ERR_CONFIG, 0, "a %s names file number %u, which is not open", op_name[req->op],
-                             req->file);
+        return stk_error_set(err, STK_ERR_CONFIG, 0, "a %s names file number %u, which is not open",
+                             op_name[req->op], req->file);
     if (req->op == IO_FLUSH) return STK_OK;
     uint64_t mask = io->align - 1;
-    if (req->size_bytes == 0 || !req->buf || (((uintptr_t)req->buf | req->offset_bytes | req->size_bytes) & mask))
+    if (req->size_bytes == 0 || !req->buf ||
+        (((uintptr_t)req->buf | req->offset_bytes | req->size_bytes) & mask))
         return stk_error_set(err, STK_ERR_CONFIG, 0,
-                             "%s: a %s of %llu bytes at byte %llu with its buffer at %p: all three must be multiples of %u and "
-                             "the size above 0", io->files[req->file].path, op_name[req->op],
-                             (unsigned long long)req->size_bytes, (unsigned long long)req->offset_bytes, req->buf, io->align);
+                             "%s: a %s of %llu bytes at byte %llu with its buffer at %p: all three "
+                             "must be multiples of %u and "
+                             "the size above 0",
+                             io->files[req->file].path, op_name[req->op],
+                             (unsigned long long)req->size_bytes,
+                             (unsigned long long)req->offset_bytes, req->buf, io->align);
     return STK_OK;
 }
 
@@ -305,9 +320,12 @@ void io_cancel(struct io *io, struct io_req *req)
     if (req->state == REQ_FINISHED) exec_post(io->cfg.lane, io->cfg.notify);
 }
 
-uint64_t io_in_flight(const struct io *io) { return atomic_load_explicit(&io->in_flight, memory_order_acquire); }
+uint64_t io_in_flight(const struct io *io)
+{
+    return atomic_load_explicit(&io->in_flight, memory_order_acquire);
+}
 
-/* --- drain --------------------------------------------------------------------------------------------------------- */
+/* --- drain ------------------------------------------------------------------------------------ */
 
 static const struct io_req *older(const struct io_req *a, const struct io_req *b)
 {
@@ -326,9 +344,13 @@ static void describe_oldest(void *arg)
             for (int w = 0; w < 2; w++) r = older(r, io->drives[i].waiting[c][w].head);
     r = older(r, io->finished.head);
     if (r)
-        snprintf(io->oldest, sizeof io->oldest, "the oldest is a %s of %llu bytes at byte %llu of %.200s, %s", op_name[r->op],
-                 (unsigned long long)r->size_bytes, (unsigned long long)r->offset_bytes, io->files[r->file].path,
-                 r->state == REQ_WAITING ? "not yet with the kernel" : r->state == REQ_ISSUED ? "with the kernel" : "not reaped");
+        snprintf(io->oldest, sizeof io->oldest,
+                 "the oldest is a %s of %llu bytes at byte %llu of %.200s, %s", op_name[r->op],
+                 (unsigned long long)r->size_bytes, (unsigned long long)r->offset_bytes,
+                 io->files[r->file].path,
+                 r->state == REQ_WAITING  ? "not yet with the kernel"
+                 : r->state == REQ_ISSUED ? "with the kernel"
+                                          : "not reaped");
     else
         snprintf(io->oldest, sizeof io->oldest, "none is left now");
     exec_event_set(&io->answered);
@@ -343,7 +365,8 @@ stk_status io_drain(struct io *io, uint64_t deadline_ns, struct stk_error *err)
         status = exec_event_wait(&io->drained, deadline_ns, NULL);
         if (status != STK_OK) break;
     }
-    if (status != STK_ERR_STALLED) return stk_error_set(err, status, 0, "waiting for transfers failed");
+    if (status != STK_ERR_STALLED)
+        return stk_error_set(err, status, 0, "waiting for transfers failed");
     uint64_t left = io_in_flight(io);
     if (left == 0) return STK_OK;
     exec_event_reset(&io->answered);
@@ -351,15 +374,22 @@ stk_status io_drain(struct io *io, uint64_t deadline_ns, struct stk_error *err)
     exec_post(io->cfg.lane, &io->ask);
     exec_event_wait(&io->answered, UINT64_MAX, NULL); /* the lane only moves pointers: it answers */
     return stk_error_set(err, STK_ERR_STALLED, 0,
-                         "%llu transfers have not completed in time; %s; the drive or its driver may be stuck (see the kernel log)",
+                         "%llu transfers have not completed in time; %s; the drive or its driver "
+                         "may be stuck (see the kernel log)",
                          (unsigned long long)left, io->oldest);
 }
 
 void io_stats_read(const struct io *io, struct io_stats *out)
 {
-    struct io_counters *c = (struct io_counters *)(uintptr_t)&io->count; /* atomic loads want a non-const pointer in C11 */
+    /* atomic loads want a non-const pointer in C11 */
+    struct io_counters *c = (struct io_counters *)(uintptr_t)&io->count;
 #define READ(field) out->field = atomic_load_explicit(&c->field, memory_order_relaxed)
     READ(read_bytes); READ(write_bytes); READ(reads); READ(writes); READ(flushes);
-    READ(short_transfers); READ(retries); READ(cancelled); READ(errors); READ(busy_ns); READ(in_flight_max);
+    READ(short_transfers);
+    READ(retries);
+    READ(cancelled);
+    READ(errors);
+    READ(busy_ns);
+    READ(in_flight_max);
 #undef READ
 }

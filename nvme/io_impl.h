@@ -1,8 +1,10 @@
-/* nvme/io_impl.h - what nvme/io*.c share: requests are cut into PARTS (one kernel request each), and a backend moves parts.
+/* nvme/io_impl.h - what nvme/io*.c share: requests are cut into PARTS (one kernel request each),
+ * and a backend moves parts.
  *
- * io.c owns queues, order, splitting, the reading of results and statistics; all of that is touched by the io's lane only. A
- * backend is a table of functions; it gets parts through `start`, and gives each back exactly once through io_part_done, from any
- * thread. Parts travel back on a lock-free list (`finished_parts`), which the lane empties in io_reap. */
+ * io.c owns queues, order, splitting, the reading of results and statistics; all of that is touched
+ * by the io's lane only. A backend is a table of functions; it gets parts through `start`, and
+ * gives each back exactly once through io_part_done, from any thread. Parts travel back on a
+ * lock-free list (`finished_parts`), which the lane empties in io_reap. */
 #ifndef NVME_IO_IMPL_H
 #define NVME_IO_IMPL_H
 
@@ -23,7 +25,8 @@ struct io_file {
     bool used, direct;
     int fd;               /* real files; -1 on the simulated disk */
     uint32_t index, drive, align;
-    uint32_t retry_align; /* a short transfer goes on from a multiple of this: align, or 1 where there is no O_DIRECT */
+    /* a short transfer goes on from a multiple of this: align, or 1 where there is no O_DIRECT */
+    uint32_t retry_align;
     void *impl;           /* backend's */
     char *path;
 };
@@ -66,17 +69,20 @@ struct io_backend {
     /* Application's thread. A failure leaves nothing behind. */
     stk_status (*open)(struct io *io, struct stk_error *err);
     void (*close)(struct io *io); /* no io_part_done after it returns */
-    stk_status (*drive_open)(struct io *io, struct io_drive *d, struct io_file *first, struct stk_error *err);
+    stk_status (*drive_open)(struct io *io, struct io_drive *d, struct io_file *first,
+                             struct stk_error *err);
     void (*drive_close)(struct io *io, struct io_drive *d);
     stk_status (*file_open)(struct io *io, struct io_file *f, struct stk_error *err);
     void (*file_close)(struct io *io, struct io_file *f);
-    void (*file_join)(struct io *io, struct io_drive *d, struct io_file *f); /* its drive is open now; may be NULL */
+    /* its drive is open now; may be NULL */
+    void (*file_join)(struct io *io, struct io_drive *d, struct io_file *f);
     void (*region_add)(struct io *io, const struct io_region *r);
     void (*describe)(const struct io *io, char *buf, size_t size_bytes);
     /* Lane. */
     void (*start)(struct io *io, struct io_part *p); /* takes it; may hold it back until kick */
     void (*kick)(struct io *io, struct io_drive *d); /* hands what was started to the kernel */
-    void (*quiesce)(struct io *io);                  /* before close: takes tasks off the lane; may be NULL */
+    /* before close: takes tasks off the lane; may be NULL */
+    void (*quiesce)(struct io *io);
 };
 
 extern const struct io_backend io_backend_uring, io_backend_posix, io_backend_sim;
@@ -101,7 +107,8 @@ struct io {
     uint32_t n_notes;
     char description[256 + IO_NOTES_MAX * (IO_NOTE_TEXT_MAX + 2)];
     /* lane */
-    struct exec_task pump;      /* starts what waits; coalesces the submits of one task into one batch */
+    /* starts what waits; coalesces the submits of one task into one batch */
+    struct exec_task pump;
     struct io_queue issued;     /* all parts with the backend */
     struct io_queue finished;   /* done not called yet */
     uint64_t busy_since_ns;
@@ -123,6 +130,8 @@ void io_note(struct io *io, const char *fmt, ...) __attribute__((format(printf, 
 /* io_file.c: opens a real file (O_DIRECT if it can be), finds its alignment. */
 stk_status io_file_open_real(struct io *io, struct io_file *f, struct stk_error *err);
 void io_file_close_real(struct io *io, struct io_file *f);
+/* io_file.c: asks for large pages under a region of buffers; content stays. */
+void io_region_prepare(const struct io_region *r);
 /* "O_DIRECT", "buffered" or "O_DIRECT and buffered" over the open files. */
 const char *io_direct_text(const struct io *io);
 

@@ -1,7 +1,8 @@
-/* nvme/io_open.c - opening and closing: choice of the backend, files, drives, regions, and the words about them.
+/* nvme/io_open.c - opening and closing: choice of the backend, files, drives, regions, and the
+ * words about them.
  *
- * Runs on the application's thread, before the lane begins to submit and after io_drain. Knows no system call; what a backend
- * found out about the machine arrives through io_note. */
+ * Runs on the application's thread, before the lane begins to submit and after io_drain. Knows no
+ * system call; what a backend found out about the machine arrives through io_note. */
 #include "nvme/io_impl.h"
 #include "nvme/io_sim.h"
 #include "base/sys.h"
@@ -47,10 +48,13 @@ static stk_status check_config(const struct io_cfg *cfg, struct stk_error *err)
 {
     STK_ASSERT(cfg->ex && cfg->lane && cfg->notify);
     if (cfg->depth > IO_DEPTH_MAX)
-        return stk_error_set(err, STK_ERR_CONFIG, 0, "a queue depth of %u was asked for; at most %u transfers per drive are useful",
+        return stk_error_set(err, STK_ERR_CONFIG, 0,
+                             "a queue depth of %u was asked for; at most %u transfers per drive "
+                             "are useful",
                              cfg->depth, IO_DEPTH_MAX);
     if (cfg->kind == IO_SIM && (!cfg->sim || !cfg->sim->disk))
-        return stk_error_set(err, STK_ERR_CONFIG, 0, "the simulated disk was chosen but none was given");
+        return stk_error_set(err, STK_ERR_CONFIG, 0,
+                             "the simulated disk was chosen but none was given");
     return STK_OK;
 }
 
@@ -80,7 +84,9 @@ stk_status io_open(const struct io_cfg *cfg, struct io **out, struct stk_error *
     *out = NULL;
     STK_TRY(check_config(cfg, err));
     struct io *io = sys_calloc(1, sizeof *io);
-    if (!io) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for the table of transfers (%zu bytes)", sizeof *io);
+    if (!io)
+        return stk_error_set(err, STK_ERR_NOMEM, 0,
+                             "no memory for the table of transfers (%zu bytes)", sizeof *io);
     io->cfg = *cfg;
     if (io->cfg.depth == 0) io->cfg.depth = IO_DEPTH_DEFAULT;
     if (io->cfg.write_depth == 0) io->cfg.write_depth = io->cfg.depth / 2;
@@ -131,15 +137,17 @@ const char *io_describe(const struct io *io) { return io->description; }
 enum io_kind io_kind_of(const struct io *io) { return io->kind; }
 uint32_t io_align(const struct io *io) { return io->align; }
 
-/* --- drives and files ---------------------------------------------------------------------------------------------- */
+/* --- drives and files ------------------------------------------------------------------------- */
 
-static stk_status drive_open(struct io *io, struct io_drive *d, struct io_file *first, struct stk_error *err)
+static stk_status drive_open(struct io *io, struct io_drive *d, struct io_file *first,
+                             struct stk_error *err)
 {
     if (d->open) return STK_OK;
     d->index = (uint32_t)(d - io->drives);
     d->parts = sys_calloc(io->cfg.depth, sizeof *d->parts);
     if (!d->parts)
-        return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for %u transfers of drive %u", io->cfg.depth, d->index);
+        return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for %u transfers of drive %u",
+                             io->cfg.depth, d->index);
     d->free_parts = NULL;
     for (uint32_t i = io->cfg.depth; i-- > 0;) {
         struct io_part *p = &d->parts[i];
@@ -159,21 +167,26 @@ static stk_status drive_open(struct io *io, struct io_drive *d, struct io_file *
     return STK_OK;
 }
 
-stk_status io_file_add(struct io *io, const char *path, uint32_t drive, uint32_t *out_file, struct stk_error *err)
+stk_status io_file_add(struct io *io, const char *path, uint32_t drive, uint32_t *out_file,
+                       struct stk_error *err)
 {
     uint32_t i = 0;
     while (i < IO_FILES_MAX && io->files[i].used) i++;
     if (i == IO_FILES_MAX || drive >= IO_DRIVES_MAX)
-        return stk_error_set(err, STK_ERR_CONFIG, 0, "%s: at most %d files on %d drives can be open for transfers", path,
+        return stk_error_set(err, STK_ERR_CONFIG, 0,
+                             "%s: at most %d files on %d drives can be open for transfers", path,
                              IO_FILES_MAX, IO_DRIVES_MAX);
     struct io_file *f = &io->files[i];
     *f = (struct io_file){ .fd = -1, .index = i, .drive = drive, .path = sys_strdup(path) };
-    if (!f->path) return stk_error_set(err, STK_ERR_NOMEM, 0, "%s: no memory for the file's name", path);
+    if (!f->path)
+        return stk_error_set(err, STK_ERR_NOMEM, 0, "%s: no memory for the file's name", path);
     stk_status status = io->backend->file_open(io, f, err);
     if (status == STK_OK && f->align > 4096)
         status = stk_error_set(err, STK_ERR_UNSUPPORTED, 0,
-                               "%s: direct transfers must be aligned to %u bytes there; at most 4096 is supported: choose another "
-                               "drive", path, f->align);
+                               "%s: direct transfers must be aligned to %u bytes there; at most "
+                               "4096 is supported: choose another "
+                               "drive",
+                               path, f->align);
     if (status == STK_OK) status = drive_open(io, &io->drives[drive], f, err);
     if (status != STK_OK) {
         if (f->fd >= 0 || f->impl) io->backend->file_close(io, f);
@@ -204,6 +217,7 @@ void io_buffer_register(struct io *io, void *base, uint64_t size_bytes)
         io_note(io, "only the first %d regions of buffers were registered", IO_REGIONS_MAX);
     } else {
         io->regions[io->n_regions] = (struct io_region){ base, size_bytes };
+        if (io->kind != IO_SIM) io_region_prepare(&io->regions[io->n_regions]);
         io->backend->region_add(io, &io->regions[io->n_regions++]);
     }
     describe(io);

@@ -1,8 +1,10 @@
-/* nvme/io_sim.c - the simulated backend: when a part completes and what goes wrong with it. The fault model is in io_sim.h.
+/* nvme/io_sim.c - the simulated backend: when a part completes and what goes wrong with it. The
+ * fault model is in io_sim.h.
  *
- * Runs on the io's lane only. All chances are drawn in `start`, in the order in which parts are started, so a run is a function of
- * its seed. Bytes move when the part completes, not when it starts: whoever touches a buffer under way gets caught. With
- * exec simulation each part is a timer of the lane on the virtual clock; with threads it completes within `start`. */
+ * Runs on the io's lane only. All chances are drawn in `start`, in the order in which parts are
+ * started, so a run is a function of its seed. Bytes move when the part completes, not when it
+ * starts: whoever touches a buffer under way gets caught. With exec simulation each part is a timer
+ * of the lane on the virtual clock; with threads it completes within `start`. */
 #include "nvme/io_impl.h"
 #include "nvme/io_sim_disk.h"
 #include "base/rng.h"
@@ -38,7 +40,8 @@ static void sim_close(struct io *io) {}
 static void sim_quiesce(struct io *io)
 {
     for (uint32_t i = 0; i < IO_DRIVES_MAX; i++)
-        for (uint32_t k = 0; io->drives[i].parts && k < io->cfg.depth; k++) exec_cancel(&io->drives[i].parts[k].task);
+        for (uint32_t k = 0; io->drives[i].parts && k < io->cfg.depth; k++)
+            exec_cancel(&io->drives[i].parts[k].task);
     sys_free(io->impl);
     io->impl = NULL;
 }
@@ -46,7 +49,9 @@ static void sim_quiesce(struct io *io)
 static stk_status sim_file_open(struct io *io, struct io_file *f, struct stk_error *err)
 {
     f->impl = sim_file_find(io->cfg.sim->disk, f->path);
-    if (!f->impl) return stk_error_set(err, STK_ERR_IO, ENOENT, "%s: no such file on the simulated disk", f->path);
+    if (!f->impl)
+        return stk_error_set(err, STK_ERR_IO, ENOENT, "%s: no such file on the simulated disk",
+                             f->path);
     f->direct = !io->cfg.buffered;
     f->align = f->direct ? SIM_ALIGN : 512;
     f->retry_align = f->direct ? SIM_ALIGN : 1;
@@ -55,7 +60,7 @@ static stk_status sim_file_open(struct io *io, struct io_file *f, struct stk_err
 
 static void sim_file_close(struct io *io, struct io_file *f) { f->impl = NULL; }
 
-/* --- what goes wrong ----------------------------------------------------------------------------------------------- */
+/* --- what goes wrong -------------------------------------------------------------------------- */
 
 static bool chance(struct sim *s, uint32_t ppm) { return ppm && rng_below(&s->rng, 1000000) < ppm; }
 
@@ -64,7 +69,8 @@ static uint64_t draw_fault(struct sim *s, const struct io_part *p)
     const struct io_sim_faults *f = &s->cfg->faults;
     if (s->cfg->disk->requests <= f->first_request) return DO_NOTHING_WRONG;
     if (chance(s, f->lost_completion_ppm)) return SIM_LOST_COMPLETION;
-    if (p->op == IO_FLUSH) return chance(s, f->write_error_ppm) ? SIM_WRITE_ERROR : DO_NOTHING_WRONG;
+    if (p->op == IO_FLUSH)
+        return chance(s, f->write_error_ppm) ? SIM_WRITE_ERROR : DO_NOTHING_WRONG;
     if (p->size_bytes > 512 && chance(s, f->short_ppm)) return SIM_SHORT;
     if (p->op == IO_READ) {
         if (chance(s, f->read_error_ppm)) return SIM_READ_ERROR;
@@ -93,25 +99,29 @@ static uint64_t draw_delay(struct sim *s)
     return delay;
 }
 
-/* When the part is done: the disk moves bytes one part after another at its rate, then the latency passes. */
+/* When the part is done: the disk moves bytes one part after another at its rate, then the latency
+ * passes. */
 static uint64_t due_ns(struct io *io, struct sim *s, const struct io_part *p)
 {
     double rate = p->op == IO_READ ? s->cfg->read_bytes_per_s : s->cfg->write_bytes_per_s;
-    uint64_t now = exec_now_ns(io->cfg.ex), *at = &s->free_ns[s->cfg->shared_rate ? 0 : p->op != IO_READ];
+    uint64_t now = exec_now_ns(io->cfg.ex),
+             *at = &s->free_ns[s->cfg->shared_rate ? 0 : p->op != IO_READ];
     if (*at < now) *at = now;
     if (rate > 0) *at += (uint64_t)((double)p->size_bytes / rate * 1e9);
     return *at + s->cfg->latency_ns + draw_delay(s);
 }
 
-/* --- moving bytes -------------------------------------------------------------------------------------------------- */
+/* --- moving bytes ----------------------------------------------------------------------------- */
 
 static int64_t written(bool ok, uint64_t n) { return ok ? (int64_t)n : -ENOMEM; }
 
-/* A write that failed may have changed any part of its range: each sector has the new bytes or the old ones. */
+/* A write that failed may have changed any part of its range: each sector has the new bytes or the
+ * old ones. */
 static int64_t write_torn(struct sim_file *f, const struct io_part *p, struct rng *r)
 {
     for (uint64_t at = 0; at < p->size_bytes; at += 512)
-        if ((rng_next(r) & 1) && !sim_write(f, p->offset_bytes + at, p->buf + at, 512, SIM_BOTH)) return -ENOMEM;
+        if ((rng_next(r) & 1) && !sim_write(f, p->offset_bytes + at, p->buf + at, 512, SIM_BOTH))
+            return -ENOMEM;
     return -EIO;
 }
 
@@ -137,18 +147,21 @@ static int64_t do_write(struct sim_file *f, const struct io_part *p, uint64_t fa
     default: break;
     }
     bool ok = sim_write(f, p->offset_bytes, p->buf, n, SIM_BOTH);
-    if (fault == SIM_ROT_BIT) ok = ok && sim_flip_bit(f, p->offset_bytes + rng_below(r, n), (uint32_t)rng_below(r, 8));
+    if (fault == SIM_ROT_BIT)
+        ok = ok && sim_flip_bit(f, p->offset_bytes + rng_below(r, n), (uint32_t)rng_below(r, 8));
     return written(ok, n);
 }
 
-static int64_t do_read(const struct sim_file *f, const struct io_part *p, uint64_t fault, struct rng *r)
+static int64_t do_read(const struct sim_file *f, const struct io_part *p, uint64_t fault,
+                       struct rng *r)
 {
     uint64_t n = p->size_bytes;
     if (p->offset_bytes >= f->size_bytes) return 0;
     if (n > f->size_bytes - p->offset_bytes) n = f->size_bytes - p->offset_bytes;
     if (fault == SIM_SHORT && n > 512) n = 512 * (1 + rng_below(r, n / 512 - 1));
     if (fault == SIM_READ_ERROR) {
-        memset(p->buf, (int)(rng_next(r) & 255), rng_below(r, n + 1)); /* the buffer of a failed read holds anything */
+        /* the buffer of a failed read holds anything */
+        memset(p->buf, (int)(rng_next(r) & 255), rng_below(r, n + 1));
         return -EIO;
     }
     sim_read(f, p->offset_bytes, p->buf, n);
@@ -192,7 +205,8 @@ static void sim_describe(const struct io *io, char *buf, size_t size_bytes)
     snprintf(buf, size_bytes, "simulated disk, seed %llu", (unsigned long long)io->cfg.sim->seed);
 }
 
-static stk_status sim_drive_open(struct io *io, struct io_drive *d, struct io_file *first, struct stk_error *err)
+static stk_status sim_drive_open(struct io *io, struct io_drive *d, struct io_file *first,
+                                 struct stk_error *err)
 {
     return STK_OK;
 }
@@ -201,7 +215,16 @@ static void sim_region_add(struct io *io, const struct io_region *r) {}
 static void sim_kick(struct io *io, struct io_drive *d) {}
 
 const struct io_backend io_backend_sim = {
-    .name = "sim", .open = sim_open, .close = sim_close, .drive_open = sim_drive_open, .drive_close = sim_drive_close,
-    .file_open = sim_file_open, .file_close = sim_file_close, .region_add = sim_region_add, .describe = sim_describe,
-    .start = sim_start, .kick = sim_kick, .quiesce = sim_quiesce,
+    .name = "sim",
+    .open = sim_open,
+    .close = sim_close,
+    .drive_open = sim_drive_open,
+    .drive_close = sim_drive_close,
+    .file_open = sim_file_open,
+    .file_close = sim_file_close,
+    .region_add = sim_region_add,
+    .describe = sim_describe,
+    .start = sim_start,
+    .kick = sim_kick,
+    .quiesce = sim_quiesce,
 };

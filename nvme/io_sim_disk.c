@@ -1,7 +1,9 @@
-/* nvme/io_sim_disk.c - the medium of the simulated disk: what is stored, what should be stored, what would survive a power cut.
+/* nvme/io_sim_disk.c - the medium of the simulated disk: what is stored, what should be stored,
+ * what would survive a power cut.
  *
- * Owns the bytes. Decides nothing about faults and knows no time (io_sim.c does). Used from one lane at a time, or by a test
- * between two runs. Pages of 4 KiB exist once they are written, their second and third copy only where they differ. */
+ * Owns the bytes. Decides nothing about faults and knows no time (io_sim.c does). Used from one
+ * lane at a time, or by a test between two runs. Pages of 4 KiB exist once they are written, their
+ * second and third copy only where they differ. */
 #include "nvme/io_sim_disk.h"
 #include "base/rng.h"
 #include "base/sys.h"
@@ -58,7 +60,8 @@ static stk_status file_resize(struct sim_file *f, uint64_t size_bytes, struct st
 {
     uint64_t n = (size_bytes + SIM_PAGE_BYTES - 1) / SIM_PAGE_BYTES;
     struct sim_page *pages = sys_calloc(n ? n : 1, sizeof *pages);
-    if (!pages) return stk_error_set(err, STK_ERR_NOMEM, 0, "%s: no memory for a simulated file", f->path);
+    if (!pages)
+        return stk_error_set(err, STK_ERR_NOMEM, 0, "%s: no memory for a simulated file", f->path);
     uint64_t keep = n < f->n_pages ? n : f->n_pages;
     if (keep) memcpy(pages, f->pages, keep * sizeof *pages);
     file_free_pages(f, keep);
@@ -69,12 +72,15 @@ static stk_status file_resize(struct sim_file *f, uint64_t size_bytes, struct st
     return STK_OK;
 }
 
-stk_status io_sim_file_create(struct io_sim_disk *d, const char *path, uint64_t size_bytes, struct stk_error *err)
+stk_status io_sim_file_create(struct io_sim_disk *d, const char *path, uint64_t size_bytes,
+                              struct stk_error *err)
 {
     struct sim_file *f = sim_file_find(d, path);
     uint64_t others = d->used_bytes - (f ? f->size_bytes : 0);
     if (size_bytes > d->capacity_bytes || others > d->capacity_bytes - size_bytes)
-        return stk_error_set(err, STK_ERR_NOSPACE, 0, "%s: %llu bytes do not fit on the simulated disk (%llu of %llu are taken)",
+        return stk_error_set(err, STK_ERR_NOSPACE, 0,
+                             "%s: %llu bytes do not fit on the simulated disk (%llu of %llu are "
+                             "taken)",
                              path, (unsigned long long)size_bytes, (unsigned long long)others,
                              (unsigned long long)d->capacity_bytes);
     bool made = !f;
@@ -111,7 +117,10 @@ void io_sim_file_remove(struct io_sim_disk *d, const char *path)
     }
 }
 
-uint64_t io_sim_free_bytes(const struct io_sim_disk *d) { return d->capacity_bytes - d->used_bytes; }
+uint64_t io_sim_free_bytes(const struct io_sim_disk *d)
+{
+    return d->capacity_bytes - d->used_bytes;
+}
 
 uint64_t io_sim_faults_done(const struct io_sim_disk *d, uint64_t out_by_kind[11])
 {
@@ -123,7 +132,7 @@ uint64_t io_sim_faults_done(const struct io_sim_disk *d, uint64_t out_by_kind[11
     return sum;
 }
 
-/* --- bytes --------------------------------------------------------------------------------------------------------- */
+/* --- bytes ------------------------------------------------------------------------------------ */
 
 void sim_read(const struct sim_file *f, uint64_t offset_bytes, uint8_t *buf, uint64_t size_bytes)
 {
@@ -154,11 +163,13 @@ static bool page_prepare(struct sim_page *page, enum sim_copy copy)
         page->dirty = true;
     }
     if (!page->medium && !(page->medium = copy_page(NULL))) return false;
-    if (copy != SIM_BOTH && !page->pristine && !(page->pristine = copy_page(page->medium))) return false;
+    if (copy != SIM_BOTH && !page->pristine && !(page->pristine = copy_page(page->medium)))
+        return false;
     return true;
 }
 
-bool sim_write(struct sim_file *f, uint64_t offset_bytes, const uint8_t *buf, uint64_t size_bytes, enum sim_copy copy)
+bool sim_write(struct sim_file *f, uint64_t offset_bytes, const uint8_t *buf, uint64_t size_bytes,
+               enum sim_copy copy)
 {
     while (size_bytes > 0) {
         struct sim_page *page = &f->pages[offset_bytes / SIM_PAGE_BYTES];
@@ -198,7 +209,8 @@ void sim_flush(struct sim_file *f)
     }
 }
 
-bool io_sim_damaged(const struct io_sim_disk *d, const char *path, uint64_t offset_bytes, uint64_t size_bytes)
+bool io_sim_damaged(const struct io_sim_disk *d, const char *path, uint64_t offset_bytes,
+                    uint64_t size_bytes)
 {
     const struct sim_file *f = sim_file_find(d, path);
     if (!f || offset_bytes >= f->size_bytes) return false;

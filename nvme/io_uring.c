@@ -1,8 +1,10 @@
-/* nvme/io_uring.c - the io_uring backend: one ring per drive, submitted in batches, completed through an exec source.
+/* nvme/io_uring.c - the io_uring backend: one ring per drive, submitted in batches, completed
+ * through an exec source.
  *
- * Owns the rings. `start` writes a submission entry, `kick` hands all of them over with one system call. There are never more
- * parts under way than `depth` (io.c), the submission queue has at least that many places and the completion queue twice as
- * many, so neither can overflow. A completion carries slot and generation of its part: an unknown one is a programmer error. */
+ * Owns the rings. `start` writes a submission entry, `kick` hands all of them over with one system
+ * call. There are never more parts under way than `depth` (io.c), the submission queue has at least
+ * that many places and the completion queue twice as many, so neither can overflow. A completion
+ * carries slot and generation of its part: an unknown one is a programmer error. */
 #include "nvme/io_uring_impl.h"
 #include "base/sys.h"
 
@@ -17,7 +19,7 @@
 
 #define RETRY_NS 1000000u
 
-/* --- is it allowed here? ------------------------------------------------------------------------------------------- */
+/* --- is it allowed here? ---------------------------------------------------------------------- */
 
 static int sysctl_disabled(void)
 {
@@ -35,19 +37,25 @@ static stk_status refuse(struct stk_error *err, int os_errno)
     switch (os_errno) {
     case EPERM: case EACCES:
         return stk_error_set(err, STK_ERR_UNSUPPORTED, os_errno,
-                             "io_uring refused: EPERM (seccomp, as in containers, or the sysctl kernel.io_uring_disabled, now %d); "
-                             "allow the io_uring system calls or set the sysctl to 0", sysctl_disabled());
+                             "io_uring refused: EPERM (seccomp, as in containers, or the sysctl "
+                             "kernel.io_uring_disabled, now %d); "
+                             "allow the io_uring system calls or set the sysctl to 0",
+                             sysctl_disabled());
     case ENOSYS:
         return stk_error_set(err, STK_ERR_UNSUPPORTED, os_errno,
-                             "io_uring refused: ENOSYS (the kernel, or a sandbox in front of it, has no io_uring); "
+                             "io_uring refused: ENOSYS (the kernel, or a sandbox in front of it, "
+                             "has no io_uring); "
                              "run on Linux 5.6 or newer");
     case ENOMEM:
         getrlimit(RLIMIT_MEMLOCK, &lim);
         return stk_error_set(err, STK_ERR_UNSUPPORTED, os_errno,
-                             "io_uring refused: ENOMEM (RLIMIT_MEMLOCK is %llu KiB, and kernels before 5.12 count rings on it); "
-                             "raise it with ulimit -l", (unsigned long long)lim.rlim_cur / 1024);
+                             "io_uring refused: ENOMEM (RLIMIT_MEMLOCK is %llu KiB, and kernels "
+                             "before 5.12 count rings on it); "
+                             "raise it with ulimit -l",
+                             (unsigned long long)lim.rlim_cur / 1024);
     default:
-        return stk_error_set(err, STK_ERR_UNSUPPORTED, os_errno, "io_uring refused: %s", strerror(os_errno));
+        return stk_error_set(err, STK_ERR_UNSUPPORTED, os_errno, "io_uring refused: %s",
+                             strerror(os_errno));
     }
 }
 
@@ -55,30 +63,35 @@ static stk_status ring_init(const struct io *io, struct io_uring *ring, struct s
 {
     int rc = io_uring_queue_init(io->cfg.depth, ring, IORING_SETUP_CLAMP);
     if (rc < 0) return refuse(err, -rc);
-    if (ring->sq.ring_entries >= io->cfg.depth && ring->cq.ring_entries >= 2 * io->cfg.depth) return STK_OK;
+    if (ring->sq.ring_entries >= io->cfg.depth && ring->cq.ring_entries >= 2 * io->cfg.depth)
+        return STK_OK;
     io_uring_queue_exit(ring);
-    return stk_error_set(err, STK_ERR_UNSUPPORTED, 0, "io_uring gives no ring for %u transfers; ask for a smaller depth",
+    return stk_error_set(err, STK_ERR_UNSUPPORTED, 0,
+                         "io_uring gives no ring for %u transfers; ask for a smaller depth",
                          io->cfg.depth);
 }
 
 static stk_status uring_open(struct io *io, struct stk_error *err)
 {
-    static const int needed[] = { IORING_OP_READ, IORING_OP_WRITE, IORING_OP_READ_FIXED, IORING_OP_WRITE_FIXED, IORING_OP_FSYNC };
+    static const int needed[] = { IORING_OP_READ, IORING_OP_WRITE, IORING_OP_READ_FIXED,
+                                  IORING_OP_WRITE_FIXED, IORING_OP_FSYNC };
     struct io_uring ring;
     STK_TRY(ring_init(io, &ring, err));
     struct io_uring_probe *probe = io_uring_get_probe_ring(&ring);
     bool all = probe != NULL;
-    for (size_t i = 0; all && i < sizeof needed / sizeof *needed; i++) all = io_uring_opcode_supported(probe, needed[i]);
+    for (size_t i = 0; all && i < sizeof needed / sizeof *needed; i++)
+        all = io_uring_opcode_supported(probe, needed[i]);
     if (probe) io_uring_free_probe(probe);
     io_uring_queue_exit(&ring);
     if (all) return STK_OK;
-    return stk_error_set(err, STK_ERR_UNSUPPORTED, 0, "io_uring refused: the kernel's is too old (plain reads and writes are "
-                                                      "missing); run on Linux 5.6 or newer");
+    return stk_error_set(err, STK_ERR_UNSUPPORTED, 0,
+                         "io_uring refused: the kernel's is too old (plain reads and writes are "
+                         "missing); run on Linux 5.6 or newer");
 }
 
 static void uring_close(struct io *io) {}
 
-/* --- completions (the source) -------------------------------------------------------------------------------------- */
+/* --- completions (the source) ----------------------------------------------------------------- */
 
 static uint32_t harvest(struct ring *r)
 {
@@ -87,7 +100,8 @@ static uint32_t harvest(struct ring *r)
     uint32_t n = 0;
     io_uring_for_each_cqe(&r->uring, head, cqe) {
         (void)atomic_load_explicit(&r->starts, memory_order_acquire);
-        uint64_t tag = cqe->user_data, slot = tag & UINT32_MAX; /* slots count from 1: no tag at all is an unknown tag */
+        /* slots count from 1: no tag at all is an unknown tag */
+        uint64_t tag = cqe->user_data, slot = tag & UINT32_MAX;
         STK_ASSERT(slot >= 1 && slot <= r->io->cfg.depth);
         struct io_part *p = &r->drive->parts[slot - 1];
         STK_ASSERT(p->generation == tag >> 32);
@@ -105,10 +119,12 @@ static uint32_t source_poll(void *arg, bool block)
     struct ring *r = arg;
     uint32_t n = harvest(r);
     if (n || !block) return n;
-    struct pollfd fds[2] = { { .fd = r->uring.ring_fd, .events = POLLIN }, { .fd = r->wake_fd, .events = POLLIN } };
+    struct pollfd fds[2] = { { .fd = r->uring.ring_fd, .events = POLLIN },
+                             { .fd = r->wake_fd, .events = POLLIN } };
     if (poll(fds, 2, -1) > 0 && (fds[1].revents & POLLIN)) {
         uint64_t count;
-        (void)!read(r->wake_fd, &count, sizeof count); /* an eventfd's counter; nothing to learn from it */
+        /* an eventfd's counter; nothing to learn from it */
+        (void)!read(r->wake_fd, &count, sizeof count);
     }
     return harvest(r);
 }
@@ -117,7 +133,8 @@ static void source_wake(void *arg)
 {
     struct ring *r = arg;
     uint64_t one = 1;
-    (void)!write(r->wake_fd, &one, sizeof one); /* fails only when the counter is full: then it is awake */
+    /* fails only when the counter is full: then it is awake */
+    (void)!write(r->wake_fd, &one, sizeof one);
 }
 
 static bool source_idle(void *arg)
@@ -126,7 +143,7 @@ static bool source_idle(void *arg)
     return atomic_load_explicit(&r->outstanding, memory_order_acquire) == 0;
 }
 
-/* --- drives and files ---------------------------------------------------------------------------------------------- */
+/* --- drives and files ------------------------------------------------------------------------- */
 
 static void ring_free(struct ring *r)
 {
@@ -145,7 +162,8 @@ static void uring_drive_close(struct io *io, struct io_drive *d)
     d->impl = NULL;
 }
 
-static stk_status uring_drive_open(struct io *io, struct io_drive *d, struct io_file *first, struct stk_error *err)
+static stk_status uring_drive_open(struct io *io, struct io_drive *d, struct io_file *first,
+                                   struct stk_error *err)
 {
     struct ring *r = sys_calloc(1, sizeof *r);
     if (!r) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for an io_uring's state");
@@ -155,7 +173,8 @@ static stk_status uring_drive_open(struct io *io, struct io_drive *d, struct io_
     r->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (!r->prepared || r->wake_fd < 0) {
         ring_free(r);
-        return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory, or no file descriptor, for an io_uring's state");
+        return stk_error_set(err, STK_ERR_NOMEM, 0,
+                             "no memory, or no file descriptor, for an io_uring's state");
     }
     stk_status status = ring_init(io, &r->uring, err);
     if (status != STK_OK) {
@@ -164,7 +183,9 @@ static stk_status uring_drive_open(struct io *io, struct io_drive *d, struct io_
     }
     if (!io->cfg.no_registration) ring_register_setup(r, first);
     for (uint32_t i = 0; i < io->n_regions; i++) ring_register_region(r, &io->regions[i]);
-    r->source = (struct exec_source){ .poll = source_poll, .wake = source_wake, .idle = source_idle, .arg = r };
+    r->source = (struct exec_source){
+        .poll = source_poll, .wake = source_wake, .idle = source_idle, .arg = r
+    };
     char name[16];
     snprintf(name, sizeof name, "ring-%u", d->index);
     status = exec_source_add(io->cfg.ex, name, &r->source, err);
@@ -195,7 +216,7 @@ static void uring_region_add(struct io *io, const struct io_region *region)
         if (io->drives[i].impl) ring_register_region(io->drives[i].impl, region);
 }
 
-/* --- parts (lane) -------------------------------------------------------------------------------------------------- */
+/* --- parts (lane) ----------------------------------------------------------------------------- */
 
 static void fail_part(struct io_part *p, int os_errno)
 {
@@ -209,12 +230,14 @@ static void prepare(struct ring *r, struct io_uring_sqe *sqe, const struct io_pa
     int buffer = p->op == IO_FLUSH ? -1 : ring_buffer_find(r, p->buf, p->size_bytes);
     unsigned size = (unsigned)p->size_bytes;
     if (p->op == IO_FLUSH) io_uring_prep_fsync(sqe, fd, IORING_FSYNC_DATASYNC);
-    else if (p->op == IO_READ && buffer >= 0) io_uring_prep_read_fixed(sqe, fd, p->buf, size, p->offset_bytes, buffer);
+    else if (p->op == IO_READ && buffer >= 0)
+        io_uring_prep_read_fixed(sqe, fd, p->buf, size, p->offset_bytes, buffer);
     else if (p->op == IO_READ) io_uring_prep_read(sqe, fd, p->buf, size, p->offset_bytes);
     else if (buffer >= 0) io_uring_prep_write_fixed(sqe, fd, p->buf, size, p->offset_bytes, buffer);
     else io_uring_prep_write(sqe, fd, p->buf, size, p->offset_bytes);
     if (r->fixed_files) sqe->flags |= IOSQE_FIXED_FILE;
-    io_uring_sqe_set_data64(sqe, (uint64_t)p->generation << 32 | (p->index + 1)); /* after the prepare call, which clears it */
+    /* after the prepare call, which clears it */
+    io_uring_sqe_set_data64(sqe, (uint64_t)p->generation << 32 | (p->index + 1));
 }
 
 static void uring_start(struct io *io, struct io_part *p)
@@ -261,7 +284,8 @@ static void uring_kick(struct io *io, struct io_drive *d)
             taken(r, (uint32_t)rc);
             continue;
         }
-        if (rc == 0 || rc == -EAGAIN || rc == -EBUSY) break; /* short of kernel memory: again a little later */
+        /* short of kernel memory: again a little later */
+        if (rc == 0 || rc == -EAGAIN || rc == -EBUSY) break;
         give_up(r, -rc);
         return;
     }
@@ -284,13 +308,23 @@ static void uring_describe(const struct io *io, char *buf, size_t size_bytes)
     files &= rings;
     buffers &= rings;
     snprintf(buf, size_bytes, "io_uring, %s, %s", io_direct_text(io),
-             files && buffers ? "registered buffers and files" : files ? "registered files" : buffers ? "registered buffers" :
-             "nothing registered");
+             files && buffers ? "registered buffers and files"
+             : files          ? "registered files"
+             : buffers        ? "registered buffers"
+                              : "nothing registered");
 }
 
 const struct io_backend io_backend_uring = {
-    .name = "io_uring", .open = uring_open, .close = uring_close, .drive_open = uring_drive_open,
-    .drive_close = uring_drive_close, .file_open = io_file_open_real, .file_close = uring_file_close,
-    .file_join = uring_file_join, .region_add = uring_region_add, .describe = uring_describe, .start = uring_start,
+    .name = "io_uring",
+    .open = uring_open,
+    .close = uring_close,
+    .drive_open = uring_drive_open,
+    .drive_close = uring_drive_close,
+    .file_open = io_file_open_real,
+    .file_close = uring_file_close,
+    .file_join = uring_file_join,
+    .region_add = uring_region_add,
+    .describe = uring_describe,
+    .start = uring_start,
     .kick = uring_kick,
 };

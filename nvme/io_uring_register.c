@@ -1,8 +1,10 @@
-/* nvme/io_uring_register.c - registering buffers and files with a ring, and finding out whether that works here.
+/* nvme/io_uring_register.c - registering buffers and files with a ring, and finding out whether
+ * that works here.
  *
- * Application's thread, before the lane submits. Nothing here is an error to the caller: what cannot be registered is used
- * unregistered, with one note that says why. The self-test exists because a kernel was seen to fail registered reads at an offset
- * inside the buffer when several were submitted together (cases.md NVM-25). */
+ * Application's thread, before the lane submits. Nothing here is an error to the caller: what
+ * cannot be registered is used unregistered, with one note that says why. The self-test exists
+ * because a kernel was seen to fail registered reads at an offset inside the buffer when several
+ * were submitted together (cases.md NVM-25). */
 #include "nvme/io_uring_impl.h"
 #include "base/rng.h"
 #include "base/sys.h"
@@ -22,16 +24,20 @@ static void note_refusal(struct ring *r, int os_errno, uint64_t size_bytes)
     struct rlimit lim = { 0 };
     getrlimit(RLIMIT_MEMLOCK, &lim);
     if (os_errno == ENOMEM)
-        io_note(r->io, "buffers are not registered: locking %llu KiB was refused, RLIMIT_MEMLOCK is %llu KiB (raise it with ulimit "
-                "-l to that sum at least)", (unsigned long long)(size_bytes + 1023) / 1024,
+        io_note(r->io,
+                "buffers are not registered: locking %llu KiB was refused, RLIMIT_MEMLOCK is %llu "
+                "KiB (raise it with ulimit "
+                "-l to that sum at least)",
+                (unsigned long long)(size_bytes + 1023) / 1024,
                 (unsigned long long)lim.rlim_cur / 1024);
     else
         io_note(r->io, "buffers are not registered: %s", strerror(os_errno));
 }
 
-/* --- the self-test ------------------------------------------------------------------------------------------------- */
+/* --- the self-test ---------------------------------------------------------------------------- */
 
-/* A nameless file beside `path`, filled with numbers that differ from block to block; -1 where the file system has none. */
+/* A nameless file beside `path`, filled with numbers that differ from block to block; -1 where the
+ * file system has none. */
 static int test_file(const char *path, uint8_t *buf, bool direct)
 {
     char dir[4096];
@@ -78,8 +84,9 @@ static int read_batch(struct ring *r, int fd, uint8_t *into, uint32_t first, uin
     return failed;
 }
 
-/* NULL: registered reads give what plain reads give. Otherwise what went wrong. `memory` has one block more than twice the test's
- * bytes; the first half (with the extra block, so that no target is at its start) is registered as buffer 0. */
+/* NULL: registered reads give what plain reads give. Otherwise what went wrong. `memory` has one
+ * block more than twice the test's bytes; the first half (with the extra block, so that no target
+ * is at its start) is registered as buffer 0. */
 static const char *self_test(struct ring *r, const struct io_file *f, uint8_t *memory)
 {
     uint8_t *registered = memory + TEST_BLOCK_BYTES, *plain = registered + TEST_BYTES;
@@ -88,12 +95,14 @@ static const char *self_test(struct ring *r, const struct io_file *f, uint8_t *m
     int64_t got = sys_read_full(fd, plain, TEST_BYTES, 0);
     uint32_t blocks = got > 0 ? (uint32_t)(got / TEST_BLOCK_BYTES) : 0;
     uint32_t batch = r->io->cfg.depth < TEST_BATCH ? r->io->cfg.depth : TEST_BATCH;
-    memset(registered, 0xa5, TEST_BYTES); /* so that a read that moved nothing shows even on a file of zeros */
+    /* so that a read that moved nothing shows even on a file of zeros */
+    memset(registered, 0xa5, TEST_BYTES);
     for (uint32_t i = 0; i < blocks && !wrong; i += batch) {
         int rc = read_batch(r, fd, registered, i, blocks - i < batch ? blocks - i : batch);
         if (rc) wrong = strerror(rc);
     }
-    if (!wrong && memcmp(registered, plain, (uint64_t)blocks * TEST_BLOCK_BYTES) != 0) wrong = "other bytes than a plain read gave";
+    if (!wrong && memcmp(registered, plain, (uint64_t)blocks * TEST_BLOCK_BYTES) != 0)
+        wrong = "other bytes than a plain read gave";
     if (own >= 0) sys_close(own);
     return wrong;
 }
@@ -127,13 +136,16 @@ static void setup_buffers(struct ring *r, const struct io_file *f)
     } else {
         const char *wrong = self_test(r, f, memory);
         r->fixed_buffers = wrong == NULL;
-        if (wrong) io_note(r->io, "registered buffers are off: the self-test's reads into them failed (%s)", wrong);
+        if (wrong)
+            io_note(r->io,
+                    "registered buffers are off: the self-test's reads into them failed (%s)",
+                    wrong);
         put_buffer(r, 0, NULL, 0);
     }
     sys_munmap(memory, size);
 }
 
-/* --- registering --------------------------------------------------------------------------------------------------- */
+/* --- registering ------------------------------------------------------------------------------ */
 
 void ring_register_setup(struct ring *r, const struct io_file *f)
 {
@@ -151,7 +163,8 @@ void ring_register_region(struct ring *r, const struct io_region *region)
     while (r->fixed_buffers && left > 0) {
         uint64_t n = left < RING_BUFFER_BYTES_MAX ? left : RING_BUFFER_BYTES_MAX;
         if (r->n_buffers == RING_BUFFERS_MAX) {
-            io_note(r->io, "only the first %d pieces of the buffers are registered", RING_BUFFERS_MAX);
+            io_note(r->io, "only the first %d pieces of the buffers are registered",
+                    RING_BUFFERS_MAX);
             return;
         }
         int rc = put_buffer(r, r->n_buffers, base, n);
@@ -179,7 +192,9 @@ int ring_buffer_find(const struct ring *r, const uint8_t *buf, uint64_t size_byt
 {
     for (uint32_t i = 0; i < r->n_buffers; i++) {
         const struct ring_buffer *b = &r->buffers[i];
-        if (buf >= b->base && size_bytes <= b->size_bytes && (uint64_t)(buf - b->base) <= b->size_bytes - size_bytes) return (int)i;
+        if (buf >= b->base && size_bytes <= b->size_bytes &&
+            (uint64_t)(buf - b->base) <= b->size_bytes - size_bytes)
+            return (int)i;
     }
     return -1;
 }

@@ -1,11 +1,12 @@
 /* nvme/store.c - extents: versions, checksums, and the way of a put and a get.
  *
- *   put   store_put -> checksum lane: CRC, zero the padding -> io's lane: write -> record version and CRC -> done
+ *   put   store_put -> checksum lane: CRC, zero the padding -> io's lane: write -> record -> done
  *   get   store_get -> read -> checksum lane: CRC against the record -> io's lane: done
  *
- * Owns the table of extents (io's lane only). Knows no folders and locks (store_files.c) and not what the bytes mean. The recorded
- * checksum also covers the extent's number and the version: a write that never reached the medium, or reached another place,
- * leaves bytes that do not fit the record. */
+ * Owns the table of extents (io's lane only). Knows no folders and locks (store_files.c) and not
+ * what the bytes mean. The recorded checksum also covers the extent's number and the version: a
+ * write that never reached the medium, or reached another place, leaves bytes that do not fit the
+ * record. */
 #include "nvme/store_impl.h"
 #include "nvme/crc32c.h"
 #include "base/sys.h"
@@ -26,29 +27,39 @@ static uint64_t offset_of(const struct store_extent *e, uint32_t slot)
     return e->offset_bytes + slot * store_round(e->payload_bytes);
 }
 
-static const char *file_of(const struct store *s, const struct store_extent *e) { return s->paths[e->path].file; }
+static const char *file_of(const struct store *s, const struct store_extent *e)
+{
+    return s->paths[e->path].file;
+}
 
-/* --- opening and closing --------------------------------------------------------------------------------------------- */
+/* --- opening and closing ---------------------------------------------------------------------- */
 
 static stk_status check_config(const struct store_cfg *cfg, struct stk_error *err)
 {
     STK_ASSERT(cfg->io && cfg->ex && cfg->lane);
     if (cfg->n_paths == 0 || cfg->n_paths > STORE_PATHS_MAX)
-        return stk_error_set(err, STK_ERR_CONFIG, 0, "a store needs 1 to %d paths; %u were given", STORE_PATHS_MAX, cfg->n_paths);
+        return stk_error_set(err, STK_ERR_CONFIG, 0, "a store needs 1 to %d paths; %u were given",
+                             STORE_PATHS_MAX, cfg->n_paths);
     if (cfg->room < 1 || cfg->room > STORE_ROOM_MAX)
-        return stk_error_set(err, STK_ERR_CONFIG, 0, "a store keeps 1 to %d versions of an extent; %u were asked for", STORE_ROOM_MAX,
-                             cfg->room);
+        return stk_error_set(err, STK_ERR_CONFIG, 0,
+                             "a store keeps 1 to %d versions of an extent; %u were asked for",
+                             STORE_ROOM_MAX, cfg->room);
     if (cfg->checksum_lanes > STORE_LANES_MAX)
-        return stk_error_set(err, STK_ERR_CONFIG, 0, "at most %d checksum threads are supported; %u were asked for",
+        return stk_error_set(err, STK_ERR_CONFIG, 0,
+                             "at most %d checksum threads are supported; %u were asked for",
                              STORE_LANES_MAX, cfg->checksum_lanes);
     if ((io_kind_of(cfg->io) == IO_SIM) != (cfg->sim_disk != NULL))
-        return stk_error_set(err, STK_ERR_CONFIG, 0, "a store's files lie on the simulated disk if and only if its io does");
+        return stk_error_set(err, STK_ERR_CONFIG, 0,
+                             "a store's files lie on the simulated disk if and only if its io "
+                             "does");
     uint64_t sum = 0;
     for (uint32_t i = 0; i < cfg->n_extents; i++) {
         uint64_t bytes = cfg->extent_bytes[i];
-        if (bytes == 0 || bytes > INT64_MAX / 8 || (sum += store_round(bytes) * cfg->room) > INT64_MAX / 2)
-            return stk_error_set(err, STK_ERR_CONFIG, 0, "extent %u has %llu bytes: 1 up to what a disk holds are possible", i,
-                                 (unsigned long long)bytes);
+        if (bytes == 0 || bytes > INT64_MAX / 8 ||
+            (sum += store_round(bytes) * cfg->room) > INT64_MAX / 2)
+            return stk_error_set(err, STK_ERR_CONFIG, 0,
+                                 "extent %u has %llu bytes: 1 up to what a disk holds are possible",
+                                 i, (unsigned long long)bytes);
     }
     return STK_OK;
 }
@@ -57,7 +68,9 @@ static stk_status make_tables(struct store *s, const struct store_cfg *cfg, stru
 {
     uint64_t bytes[STORE_PATHS_MAX];
     s->extents = sys_calloc(cfg->n_extents ? cfg->n_extents : 1, sizeof *s->extents);
-    if (!s->extents) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a table of %u extents", cfg->n_extents);
+    if (!s->extents)
+        return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a table of %u extents",
+                             cfg->n_extents);
     store_place(cfg, s->extents, bytes);
     for (uint32_t i = 0; i < cfg->n_extents; i++) {
         s->extents[i].newest = STORE_ROOM_MAX;
@@ -66,7 +79,9 @@ static stk_status make_tables(struct store *s, const struct store_cfg *cfg, stru
     for (uint32_t k = 0; k < cfg->n_paths; k++) {
         s->paths[k].size_bytes = bytes[k];
         s->paths[k].path = sys_strdup(cfg->paths[k]);
-        if (!s->paths[k].path) return stk_error_set(err, STK_ERR_NOMEM, 0, "%s: no memory for the path's name", cfg->paths[k]);
+        if (!s->paths[k].path)
+            return stk_error_set(err, STK_ERR_NOMEM, 0, "%s: no memory for the path's name",
+                                 cfg->paths[k]);
     }
     return STK_OK;
 }
@@ -85,7 +100,8 @@ static void describe(struct store *s)
 {
     uint64_t sum = 0;
     for (uint32_t k = 0; k < s->n_paths; k++) sum += s->paths[k].size_bytes;
-    snprintf(s->description, sizeof s->description, "%u path%s, %.2f GiB, %u extents, room %u, %s%s", s->n_paths,
+    snprintf(s->description, sizeof s->description,
+             "%u path%s, %.2f GiB, %u extents, room %u, %s%s", s->n_paths,
              s->n_paths == 1 ? "" : "s", (double)sum / (1u << 30), s->n_extents, s->room,
              s->checksums ? "crc32c " : "no checksums", s->checksums ? crc32c_variant() : "");
 }
@@ -108,7 +124,8 @@ stk_status store_open(const struct store_cfg *cfg, struct store **out, struct st
     exec_event_init(s->ex, &s->drained);
     exec_event_init(s->ex, &s->answered);
     stk_status status = make_tables(s, cfg, err);
-    if (status == STK_OK && s->checksums) status = open_lanes(s, cfg->checksum_lanes ? cfg->checksum_lanes : 1, err);
+    if (status == STK_OK && s->checksums)
+        status = open_lanes(s, cfg->checksum_lanes ? cfg->checksum_lanes : 1, err);
     if (status == STK_OK) status = store_files_open(s, err);
     if (status != STK_OK) {
         store_close(s);
@@ -124,7 +141,8 @@ static void left_lane(void *arg) { exec_event_set(&((struct store *)arg)->answer
 void store_close(struct store *s)
 {
     if (!s) return;
-    /* The last operation's task may still be leaving op_finish: a task behind it on the lane has seen it go. */
+    /* The last operation's task may still be leaving op_finish: a task behind it on the lane has
+     * seen it go. */
     exec_event_reset(&s->answered);
     exec_task_init(&s->ask, left_lane, s);
     exec_post(s->lane, &s->ask);
@@ -143,7 +161,7 @@ uint32_t store_notes(const struct store *s, const char *const **out)
     return s->n_notes;
 }
 
-/* --- the end of an operation (io's lane) ----------------------------------------------------------------------------- */
+/* --- the end of an operation (io's lane) ------------------------------------------------------ */
 
 static void op_finish(void *arg)
 {
@@ -167,7 +185,8 @@ static void op_finish(void *arg)
     op->state = OP_IDLE;
     op->done_ns = exec_now_ns(s->ex);
     op->done(op); /* from here on the operation is the caller's again */
-    if (atomic_fetch_sub_explicit(&s->in_flight, 1, memory_order_acq_rel) == 1) exec_event_set(&s->drained);
+    if (atomic_fetch_sub_explicit(&s->in_flight, 1, memory_order_acq_rel) == 1)
+        exec_event_set(&s->drained);
 }
 
 /* Hands the operation to a lane; its node is free whenever this is called. */
@@ -178,7 +197,10 @@ static void op_post(struct store_op *op, struct exec_lane *lane, void (*fn)(void
     exec_post(lane, &op->task);
 }
 
-static struct exec_lane *next_checksum_lane(struct store *s) { return s->lanes[s->next_lane++ % s->n_lanes]; }
+static struct exec_lane *next_checksum_lane(struct store *s)
+{
+    return s->lanes[s->next_lane++ % s->n_lanes];
+}
 
 static void op_begin(struct store *s, struct store_op *op, uint32_t state)
 {
@@ -198,10 +220,12 @@ static stk_status check_op(const struct store *s, const struct store_op *op, str
 {
     STK_ASSERT(exec_on_lane(s->lane) && op->done);
     if (op->extent >= s->n_extents)
-        return stk_error_set(err, STK_ERR_CONFIG, 0, "extent %u was asked for; the store has %u", op->extent, s->n_extents);
+        return stk_error_set(err, STK_ERR_CONFIG, 0, "extent %u was asked for; the store has %u",
+                             op->extent, s->n_extents);
     if (!op->buf || ((uintptr_t)op->buf & (STORE_ALIGN - 1)))
-        return stk_error_set(err, STK_ERR_CONFIG, 0, "extent %u: its buffer at %p must be aligned to %u bytes", op->extent, op->buf,
-                             STORE_ALIGN);
+        return stk_error_set(err, STK_ERR_CONFIG, 0,
+                             "extent %u: its buffer at %p must be aligned to %u bytes", op->extent,
+                             op->buf, STORE_ALIGN);
     STK_ASSERT(op->state == OP_IDLE);
     return STK_OK;
 }
@@ -228,15 +252,19 @@ static void transfer_failed(struct store_op *op, const char *verb)
     char place[512];
     where(op, place, sizeof place);
     if (req->status == STK_ERR_INTERRUPTED)
-        op->status = stk_error_set(&op->error, STK_ERR_INTERRUPTED, 0, "%s: %s was cancelled", place, verb);
+        op->status =
+            stk_error_set(&op->error, STK_ERR_INTERRUPTED, 0, "%s: %s was cancelled", place, verb);
     else if (req->os_errno)
-        op->status = stk_error_set(&op->error, req->os_errno == ENOSPC ? STK_ERR_NOSPACE : req->status, req->os_errno,
-                                   "%s: %s %llu bytes failed: %s; see the kernel log for the drive's state", place, verb,
-                                   (unsigned long long)req->size_bytes, strerror(req->os_errno));
+        op->status = stk_error_set(
+            &op->error, req->os_errno == ENOSPC ? STK_ERR_NOSPACE : req->status, req->os_errno,
+            "%s: %s %llu bytes failed: %s; see the kernel log for the drive's state", place, verb,
+            (unsigned long long)req->size_bytes, strerror(req->os_errno));
     else
         op->status = stk_error_set(&op->error, req->status, 0,
-                                   "%s: %s %llu bytes ended after %llu and went no further; the file may have been cut short",
-                                   place, verb, (unsigned long long)req->size_bytes, (unsigned long long)req->moved_bytes);
+                                   "%s: %s %llu bytes ended after %llu and went no further; the "
+                                   "file may have been cut short",
+                                   place, verb, (unsigned long long)req->size_bytes,
+                                   (unsigned long long)req->moved_bytes);
 }
 
 static void op_transfer(struct store_op *op, enum io_op kind, void (*done)(struct io_req *))
@@ -253,10 +281,11 @@ static void op_transfer(struct store_op *op, enum io_op kind, void (*done)(struc
     req->done = done;
     req->owner = op;
     op->status = io_submit(s->io, req, &op->error);
-    if (op->status != STK_OK) op_post(op, s->lane, op_finish); /* refused: the caller hears of it like of any failure */
+    /* refused: the caller hears of it like of any failure */
+    if (op->status != STK_OK) op_post(op, s->lane, op_finish);
 }
 
-/* --- put ------------------------------------------------------------------------------------------------------------- */
+/* --- put -------------------------------------------------------------------------------------- */
 
 static void put_written(struct io_req *req)
 {
@@ -267,7 +296,8 @@ static void put_written(struct io_req *req)
 
 static void put_submit(void *arg) { op_transfer(arg, IO_WRITE, put_written); }
 
-/* On a checksum lane. The padding is zeroed, so that what lies on disk is a function of the payload. */
+/* On a checksum lane. The padding is zeroed, so that what lies on disk is a function of the
+ * payload. */
 static void put_checksum(void *arg)
 {
     struct store_op *op = arg;
@@ -282,7 +312,9 @@ static uint32_t free_slot(const struct store *s, const struct store_extent *e)
     uint32_t best = STORE_ROOM_MAX;
     for (uint32_t k = 0; k < s->room; k++) {
         if (s->room > 1 && k == e->newest) continue;
-        if (best == STORE_ROOM_MAX || e->slots[best].version + 1 > e->slots[k].version + 1) best = k; /* empty counts as 0 */
+        /* empty counts as 0 */
+        if (best == STORE_ROOM_MAX || e->slots[best].version + 1 > e->slots[k].version + 1)
+            best = k;
     }
     return best;
 }
@@ -304,7 +336,7 @@ stk_status store_put(struct store *s, struct store_op *op, struct stk_error *err
     return STK_OK;
 }
 
-/* --- get ------------------------------------------------------------------------------------------------------------- */
+/* --- get -------------------------------------------------------------------------------------- */
 
 /* On a checksum lane. */
 static void get_verify(void *arg)
@@ -315,11 +347,14 @@ static void get_verify(void *arg)
     if (found != op->crc) {
         char place[512];
         count_add(&op->store->verify_failures, 1);
-        op->status = stk_error_set(&op->error, STK_ERR_CORRUPT, 0,
-                                   "%s: read %llu bytes, their checksum is 0x%08x and 0x%08x was stored with version %llu: the "
-                                   "bytes on disk changed, or a write was lost; check the drive and resume from a checkpoint",
-                                   where(op, place, sizeof place), (unsigned long long)e->payload_bytes, found, op->crc,
-                                   (unsigned long long)e->slots[op->slot].version);
+        op->status =
+            stk_error_set(&op->error, STK_ERR_CORRUPT, 0,
+                          "%s: read %llu bytes, their checksum is 0x%08x and 0x%08x was stored "
+                          "with version %llu: the "
+                          "bytes on disk changed, or a write was lost; check the drive and resume "
+                          "from a checkpoint",
+                          where(op, place, sizeof place), (unsigned long long)e->payload_bytes,
+                          found, op->crc, (unsigned long long)e->slots[op->slot].version);
     }
     op_post(op, op->store->lane, op_finish);
 }
@@ -328,7 +363,8 @@ static void get_read(struct io_req *req)
 {
     struct store_op *op = req->owner;
     if (req->status != STK_OK) transfer_failed(op, "reading");
-    if (op->status == STK_OK && op->store->checksums) op_post(op, next_checksum_lane(op->store), get_verify);
+    if (op->status == STK_OK && op->store->checksums)
+        op_post(op, next_checksum_lane(op->store), get_verify);
     else op_finish(op);
 }
 
@@ -346,12 +382,15 @@ static void version_missing(struct store_op *op)
     char place[512], wanted[48] = "a version", have[48] = "none that is complete";
     op->slot = e->newest < STORE_ROOM_MAX ? e->newest : 0;
     where(op, place, sizeof place);
-    if (op->version != STORE_NONE) snprintf(wanted, sizeof wanted, "version %llu", (unsigned long long)op->version);
+    if (op->version != STORE_NONE)
+        snprintf(wanted, sizeof wanted, "version %llu", (unsigned long long)op->version);
     if (e->newest < STORE_ROOM_MAX)
-        snprintf(have, sizeof have, "version %llu", (unsigned long long)e->slots[e->newest].version);
+        snprintf(have, sizeof have, "version %llu",
+                 (unsigned long long)e->slots[e->newest].version);
     op->status = stk_error_set(&op->error, STK_ERR_CORRUPT, 0,
-                               "%s: %s was expected and the store holds %s: it was never written, or its last write failed", place,
-                               wanted, have);
+                               "%s: %s was expected and the store holds %s: it was never written, "
+                               "or its last write failed",
+                               place, wanted, have);
 }
 
 stk_status store_get(struct store *s, struct store_op *op, struct stk_error *err)
@@ -372,7 +411,7 @@ stk_status store_get(struct store *s, struct store_op *op, struct stk_error *err
     return STK_OK;
 }
 
-/* --- the rest --------------------------------------------------------------------------------------------------------- */
+/* --- the rest --------------------------------------------------------------------------------- */
 
 uint64_t store_version(const struct store *s, uint32_t extent)
 {
@@ -381,7 +420,8 @@ uint64_t store_version(const struct store *s, uint32_t extent)
     return e->newest < STORE_ROOM_MAX ? e->slots[e->newest].version : STORE_NONE;
 }
 
-stk_status store_locate(const struct store *s, uint32_t extent, const char **out_path, uint64_t *out_offset_bytes)
+stk_status store_locate(const struct store *s, uint32_t extent, const char **out_path,
+                        uint64_t *out_offset_bytes)
 {
     if (extent >= s->n_extents) return STK_ERR_CONFIG;
     const struct store_extent *e = &s->extents[extent];
@@ -397,12 +437,14 @@ static void describe_oldest(void *arg)
     const struct store_extent *oldest = NULL;
     for (uint32_t i = 0; i < s->n_extents; i++) {
         const struct store_extent *e = &s->extents[i];
-        if ((e->writing || e->readers) && (!oldest || e->busy_since_ns < oldest->busy_since_ns)) oldest = e;
+        if ((e->writing || e->readers) && (!oldest || e->busy_since_ns < oldest->busy_since_ns))
+            oldest = e;
     }
     if (oldest)
-        snprintf(s->oldest, sizeof s->oldest, "the oldest is a %s of extent %u (%.400s at byte %llu)",
-                 oldest->writing ? "put" : "get", (uint32_t)(oldest - s->extents), file_of(s, oldest),
-                 (unsigned long long)oldest->offset_bytes);
+        snprintf(s->oldest, sizeof s->oldest,
+                 "the oldest is a %s of extent %u (%.400s at byte %llu)",
+                 oldest->writing ? "put" : "get", (uint32_t)(oldest - s->extents),
+                 file_of(s, oldest), (unsigned long long)oldest->offset_bytes);
     else
         snprintf(s->oldest, sizeof s->oldest, "none is left now");
     exec_event_set(&s->answered);
@@ -423,13 +465,16 @@ stk_status store_drain(struct store *s, uint64_t deadline_ns, struct stk_error *
     exec_post(s->lane, &s->ask);
     exec_event_wait(&s->answered, UINT64_MAX, NULL);
     return stk_error_set(err, STK_ERR_STALLED, 0,
-                         "%llu puts and gets have not completed in time; %s; the drive or its driver may be stuck (see the kernel "
-                         "log)", (unsigned long long)left, s->oldest);
+                         "%llu puts and gets have not completed in time; %s; the drive or its "
+                         "driver may be stuck (see the kernel "
+                         "log)",
+                         (unsigned long long)left, s->oldest);
 }
 
 void store_stats_read(const struct store *s, struct store_stats *out)
 {
-    struct store *m = (struct store *)(uintptr_t)s; /* atomic loads want a non-const pointer in C11 */
+    /* atomic loads want a non-const pointer in C11 */
+    struct store *m = (struct store *)(uintptr_t)s;
     out->get_bytes = atomic_load_explicit(&m->get_bytes, memory_order_relaxed);
     out->put_bytes = atomic_load_explicit(&m->put_bytes, memory_order_relaxed);
     out->gets = atomic_load_explicit(&m->gets, memory_order_relaxed);

@@ -4,7 +4,8 @@
 
 #include "tests/nvme/world.h"
 
-static inline stk_status store_world_open(struct world *w, struct store_cfg *cfg, struct store **out, struct stk_error *err)
+static inline stk_status store_world_open(struct world *w, struct store_cfg *cfg,
+                                          struct store **out, struct stk_error *err)
 {
     cfg->io = w->io;
     cfg->ex = w->ex;
@@ -33,7 +34,8 @@ static inline void op_start(void *arg)
     for (uint32_t i = 0; i < c->n; i++) {
         c->ops[i].done = op_done;
         c->ops[i].owner = c;
-        stk_status s = c->put ? store_put(c->s, &c->ops[i], &c->ops[i].error) : store_get(c->s, &c->ops[i], &c->ops[i].error);
+        stk_status s = c->put ? store_put(c->s, &c->ops[i], &c->ops[i].error)
+                              : store_get(c->s, &c->ops[i], &c->ops[i].error);
         if (s != STK_OK) {
             c->refused = s;
             c->ops[i].status = s;
@@ -42,7 +44,8 @@ static inline void op_start(void *arg)
 }
 
 /* STK_OK: all were accepted and have ended; each has its own status. */
-static inline stk_status ops_run(struct world *w, struct store *s, struct store_op *ops, uint32_t n, bool put)
+static inline stk_status ops_run(struct world *w, struct store *s, struct store_op *ops, uint32_t n,
+                                 bool put)
 {
     struct op_call c = { .s = s, .ops = ops, .n = n, .put = put };
     struct stk_error err = { 0 };
@@ -56,14 +59,17 @@ static inline stk_status ops_run(struct world *w, struct store *s, struct store_
     return c.done == n ? STK_OK : STK_ERR_STATE;
 }
 
-static inline stk_status put_one(struct world *w, struct store *s, uint32_t extent, void *buf, uint64_t version, struct store_op *op)
+static inline stk_status put_one(struct world *w, struct store *s, uint32_t extent, void *buf,
+                                 uint64_t version, struct store_op *op)
 {
-    *op = (struct store_op){ .extent = extent, .buf = buf, .version = version, .cls = IO_WRITE_BACK };
+    *op =
+        (struct store_op){ .extent = extent, .buf = buf, .version = version, .cls = IO_WRITE_BACK };
     stk_status status = ops_run(w, s, op, 1, true);
     return status != STK_OK ? status : op->status;
 }
 
-static inline stk_status get_one(struct world *w, struct store *s, uint32_t extent, void *buf, uint64_t version, struct store_op *op)
+static inline stk_status get_one(struct world *w, struct store *s, uint32_t extent, void *buf,
+                                 uint64_t version, struct store_op *op)
 {
     *op = (struct store_op){ .extent = extent, .buf = buf, .version = version, .cls = IO_DEMAND };
     stk_status status = ops_run(w, s, op, 1, false);

@@ -53,7 +53,8 @@ TEST(crc32c_chains)
     rng_seed(&r, test_seed());
     for (size_t i = 0; i < sizeof b; i++) b[i] = (uint8_t)rng_next(&r);
     uint32_t whole = crc32c(0, b, sizeof b);
-    for (uint64_t cut = 0; cut <= sizeof b; cut += 13) CHECK(crc32c(crc32c(0, b, cut), b + cut, sizeof b - cut) == whole);
+    for (uint64_t cut = 0; cut <= sizeof b; cut += 13)
+        CHECK(crc32c(crc32c(0, b, cut), b + cut, sizeof b - cut) == whole);
     CHECK(strlen(crc32c_variant()) > 0);
 }
 

@@ -31,7 +31,8 @@ static void batch_submit(void *arg)
         stk_status s = io_submit(b->w->io, &b->reqs[i], &b->err);
         if (s != STK_OK) b->refused = s;
     }
-    if (io_in_flight(b->w->io) > 0 && b->done) b->refused = STK_ERR_STATE; /* done must not run from io_submit */
+    /* done must not run from io_submit */
+    if (io_in_flight(b->w->io) > 0 && b->done) b->refused = STK_ERR_STATE;
 }
 
 static stk_status run_batch(struct world *w, struct io_req *reqs, uint32_t n, struct stk_error *err)
@@ -40,7 +41,9 @@ static stk_status run_batch(struct world *w, struct io_req *reqs, uint32_t n, st
     world_run(w, batch_submit, &b);
     if (b.refused != STK_OK) return stk_error_forward(err, &b.err);
     STK_TRY(io_drain(w->io, UINT64_MAX, err));
-    return b.done == n ? STK_OK : stk_error_set(err, STK_ERR_STATE, 0, "%u of %u requests called done", b.done, n);
+    return b.done == n
+               ? STK_OK
+               : stk_error_set(err, STK_ERR_STATE, 0, "%u of %u requests called done", b.done, n);
 }
 
 static stk_status one(struct world *w, struct io_req *req, struct stk_error *err)
@@ -62,19 +65,26 @@ static void round_trip(const struct combo *c, uint64_t size_bytes, bool register
     CHECK_OK(world_file(&w, "a", size_bytes + 4096, 0, &file, &err), &err);
     CHECK(io_align(w.io) >= 512 && io_align(w.io) <= 4096);
     fill(buf, size_bytes, 5);
-    struct io_req wr = { .op = IO_WRITE, .file = file, .buf = buf, .offset_bytes = 4096, .size_bytes = size_bytes };
+    struct io_req wr = {
+        .op = IO_WRITE, .file = file, .buf = buf, .offset_bytes = 4096, .size_bytes = size_bytes
+    };
     CHECK_OK(one(&w, &wr, &err), &err);
     CHECK(wr.status == STK_OK && wr.moved_bytes == size_bytes && wr.done_ns >= wr.submit_ns);
     struct io_req fl = { .op = IO_FLUSH, .file = file };
     CHECK_OK(one(&w, &fl, &err), &err);
     CHECK(fl.status == STK_OK);
-    struct io_req rd = { .op = IO_READ, .file = file, .buf = buf + size_bytes, .offset_bytes = 4096, .size_bytes = size_bytes };
+    struct io_req rd = { .op = IO_READ,
+                         .file = file,
+                         .buf = buf + size_bytes,
+                         .offset_bytes = 4096,
+                         .size_bytes = size_bytes };
     CHECK_OK(one(&w, &rd, &err), &err);
     CHECK(rd.status == STK_OK && rd.moved_bytes == size_bytes);
     CHECK(filled(buf + size_bytes, size_bytes, 5));
     struct io_stats st;
     io_stats_read(w.io, &st);
-    CHECK(st.reads == 1 && st.writes == 1 && st.flushes == 1 && st.read_bytes == size_bytes && st.errors == 0);
+    CHECK(st.reads == 1 && st.writes == 1 && st.flushes == 1 && st.read_bytes == size_bytes &&
+          st.errors == 0);
     printf("# %s: %s\n", c->name, io_describe(w.io));
     world_close(&w);
     sys_munmap(buf, 2 * size_bytes);
@@ -93,7 +103,8 @@ TEST(io_nvm_14_split)
     }
 }
 
-/* Many requests, small depth, seeded order; each completes exactly once with its own bytes (NVM-34, NVM-32, NVM-13). */
+/* Many requests, small depth, seeded order; each completes exactly once with its own bytes (NVM-34,
+ * NVM-32, NVM-13). */
 static void many(const struct combo *c, uint32_t depth, bool plain)
 {
     enum { N = 400, SIZE = 8192 };
@@ -103,7 +114,8 @@ static void many(const struct combo *c, uint32_t depth, bool plain)
     CHECK_OK(world_open(&w, c->io, c->ex, test_seed(), &err), &err);
     uint8_t *buf = sys_mmap((uint64_t)N * SIZE, false);
     REQUIRE(buf);
-    for (uint32_t k = 0; k < 2; k++) CHECK_OK(world_file(&w, k ? "b" : "a", (uint64_t)N * SIZE, k, &file[k], &err), &err);
+    for (uint32_t k = 0; k < 2; k++)
+        CHECK_OK(world_file(&w, k ? "b" : "a", (uint64_t)N * SIZE, k, &file[k], &err), &err);
     io_buffer_register(w.io, buf, (uint64_t)N * SIZE / 2);
     struct io_req *reqs = calloc(N, sizeof *reqs);
     for (int pass = 0; pass < 2; pass++) {
@@ -111,12 +123,16 @@ static void many(const struct combo *c, uint32_t depth, bool plain)
         for (uint32_t i = 0; i < N; i++) {
             if (pass == 0) fill(buf + i * SIZE, SIZE, i * 100);
             else memset(buf + i * SIZE, 0, SIZE);
-            reqs[i] = (struct io_req){ .op = pass ? IO_READ : IO_WRITE, .cls = pass ? IO_DEMAND : IO_WRITE_BACK,
-                                       .file = file[i % 2], .buf = buf + i * SIZE, .offset_bytes = (uint64_t)i * SIZE,
+            reqs[i] = (struct io_req){ .op = pass ? IO_READ : IO_WRITE,
+                                       .cls = pass ? IO_DEMAND : IO_WRITE_BACK,
+                                       .file = file[i % 2],
+                                       .buf = buf + i * SIZE,
+                                       .offset_bytes = (uint64_t)i * SIZE,
                                        .size_bytes = SIZE };
         }
         CHECK_OK(run_batch(&w, reqs, N, &err), &err);
-        for (uint32_t i = 0; i < N; i++) CHECK(reqs[i].status == STK_OK && filled(buf + i * SIZE, SIZE, i * 100));
+        for (uint32_t i = 0; i < N; i++)
+            CHECK(reqs[i].status == STK_OK && filled(buf + i * SIZE, SIZE, i * 100));
     }
     free(reqs);
     world_close(&w);
@@ -160,7 +176,8 @@ TEST(io_refuses_unaligned)
     }
 }
 
-/* NVM-20: reading past the end of the file is an error with os_errno 0, found after a bounded number of tries. */
+/* NVM-20: reading past the end of the file is an error with os_errno 0, found after a bounded
+ * number of tries. */
 TEST(io_nvm_20_end_of_file)
 {
     FOR_COMBOS(c)
@@ -173,13 +190,14 @@ TEST(io_nvm_20_end_of_file)
         uint8_t *buf = sys_mmap(65536, false);
         struct io_req rd = { .op = IO_READ, .file = file, .buf = buf, .size_bytes = 16384 };
         CHECK_OK(one(&w, &rd, &err), &err);
-        CHECK(rd.status == STK_ERR_IO && rd.os_errno == 0 && rd.moved_bytes < 6001 && rd.retries < 10);
+        CHECK(rd.status == STK_ERR_IO && rd.os_errno == 0 && rd.moved_bytes < 6001 &&
+              rd.retries < 10);
         world_close(&w);
         sys_munmap(buf, 65536);
     }
 }
 
-/* --- order: on the simulated disk with virtual time ------------------------------------------------------------------ */
+/* --- order: on the simulated disk with virtual time ------------------------------------------- */
 
 TEST(io_demand_before_prefetch_before_write_back)
 {
@@ -191,9 +209,14 @@ TEST(io_demand_before_prefetch_before_write_back)
     uint8_t *buf = sys_mmap(MIB, false);
     struct io_req reqs[9] = { 0 };
     for (uint32_t i = 0; i < 9; i++)
-        reqs[i] = (struct io_req){ .op = i % 3 == 0 ? IO_WRITE : IO_READ, .file = file, .buf = buf + i * 4096,
-                                   .offset_bytes = i * 4096, .size_bytes = 4096,
-                                   .cls = i % 3 == 0 ? IO_WRITE_BACK : i % 3 == 1 ? IO_PREFETCH : IO_DEMAND };
+        reqs[i] = (struct io_req){ .op = i % 3 == 0 ? IO_WRITE : IO_READ,
+                                   .file = file,
+                                   .buf = buf + i * 4096,
+                                   .offset_bytes = i * 4096,
+                                   .size_bytes = 4096,
+                                   .cls = i % 3 == 0   ? IO_WRITE_BACK
+                                          : i % 3 == 1 ? IO_PREFETCH
+                                                       : IO_DEMAND };
     struct batch b = { .w = &w, .reqs = reqs, .n = 9 };
     world_run(&w, batch_submit, &b);
     CHECK_OK(io_drain(w.io, UINT64_MAX, &err), &err);
@@ -204,7 +227,8 @@ TEST(io_demand_before_prefetch_before_write_back)
     sys_munmap(buf, MIB);
 }
 
-/* Writes fill at most write_depth places while reads are there, so a late read waits for no more than these. */
+/* Writes fill at most write_depth places while reads are there, so a late read waits for no more
+ * than these. */
 TEST(io_writes_are_throttled_while_reads_wait)
 {
     struct world w = { .cfg = { .depth = 8, .write_depth = 2 }, .sim = { .latency_ns = 1000 } };
@@ -215,8 +239,12 @@ TEST(io_writes_are_throttled_while_reads_wait)
     uint8_t *buf = sys_mmap(MIB, false);
     struct io_req reqs[40] = { 0 };
     for (uint32_t i = 0; i < 40; i++)
-        reqs[i] = (struct io_req){ .op = i < 20 ? IO_WRITE : IO_READ, .cls = i < 20 ? IO_WRITE_BACK : IO_PREFETCH, .file = file,
-                                   .buf = buf + i * 4096, .offset_bytes = i * 4096, .size_bytes = 4096 };
+        reqs[i] = (struct io_req){ .op = i < 20 ? IO_WRITE : IO_READ,
+                                   .cls = i < 20 ? IO_WRITE_BACK : IO_PREFETCH,
+                                   .file = file,
+                                   .buf = buf + i * 4096,
+                                   .offset_bytes = i * 4096,
+                                   .size_bytes = 4096 };
     struct batch b = { .w = &w, .reqs = reqs, .n = 40 };
     world_run(&w, batch_submit, &b);
     CHECK_OK(io_drain(w.io, UINT64_MAX, &err), &err);
@@ -249,36 +277,47 @@ TEST(io_cancel_takes_back_what_waits)
         uint8_t *buf = sys_mmap(MIB, false);
         struct io_req reqs[6] = { 0 };
         for (uint32_t i = 0; i < 6; i++)
-            reqs[i] = (struct io_req){ .op = IO_READ, .file = file, .buf = buf + i * 4096, .size_bytes = 4096 };
+            reqs[i] = (struct io_req){
+                .op = IO_READ, .file = file, .buf = buf + i * 4096, .size_bytes = 4096
+            };
         struct batch b = { .w = &w, .reqs = reqs, .n = 6 };
         world_run(&w, cancel_all, &b);
         CHECK_OK(io_drain(w.io, UINT64_MAX, &err), &err);
         CHECK(b.done == 6);
-        for (uint32_t i = 0; i < 6; i++) CHECK(reqs[i].status == (i < 2 ? STK_OK : STK_ERR_INTERRUPTED));
+        for (uint32_t i = 0; i < 6; i++)
+            CHECK(reqs[i].status == (i < 2 ? STK_OK : STK_ERR_INTERRUPTED));
         world_close(&w);
         sys_munmap(buf, MIB);
     }
 }
 
-/* A lost completion is found by the simulation's stall, and named. */
+/* A lost completion is found by the simulation's stall, or with threads by the deadline, and named.
+ */
 TEST(io_lost_completion_is_named)
 {
-    struct world w = { .sim = { .latency_ns = 1000, .faults = { .lost_completion_ppm = 1000000 } } };
-    struct stk_error err = { 0 };
-    uint32_t file;
-    CHECK_OK(world_open(&w, IO_SIM, EXEC_SIM, test_seed(), &err), &err);
-    CHECK_OK(world_file(&w, "lost.bin", MIB, 0, &file, &err), &err);
-    uint8_t *buf = sys_mmap(MIB, false);
-    struct io_req rd = { .op = IO_READ, .file = file, .buf = buf, .offset_bytes = 8192, .size_bytes = 4096 };
-    struct batch b = { .w = &w, .reqs = &rd, .n = 1 };
-    world_run(&w, batch_submit, &b);
-    CHECK(io_drain(w.io, UINT64_MAX, &err) == STK_ERR_STALLED);
-    CHECK(strstr(err.text, "lost.bin") && strstr(err.text, "byte 8192"));
-    world_close(&w);
-    sys_munmap(buf, MIB);
+    for (int ex = 0; ex < 2; ex++) {
+        struct world w = { .sim = { .latency_ns = 1000,
+                                    .faults = { .lost_completion_ppm = 1000000 } } };
+        struct stk_error err = { 0 };
+        uint32_t file;
+        CHECK_OK(world_open(&w, IO_SIM, ex ? EXEC_THREADS : EXEC_SIM, test_seed(), &err), &err);
+        CHECK_OK(world_file(&w, "lost.bin", MIB, 0, &file, &err), &err);
+        uint8_t *buf = sys_mmap(MIB, false);
+        struct io_req rd = {
+            .op = IO_READ, .file = file, .buf = buf, .offset_bytes = 8192, .size_bytes = 4096
+        };
+        struct batch b = { .w = &w, .reqs = &rd, .n = 1 };
+        world_run(&w, batch_submit, &b);
+        uint64_t deadline = ex ? exec_now_ns(w.ex) + 20000000 : UINT64_MAX;
+        CHECK(io_drain(w.io, deadline, &err) == STK_ERR_STALLED);
+        CHECK(strstr(err.text, "lost.bin") && strstr(err.text, "byte 8192") && b.done == 0);
+        world_close(&w);
+        sys_munmap(buf, MIB);
+    }
 }
 
-/* NVM-23: an error on the read is an error to the caller. Real files: the fault sits in front of pread. */
+/* NVM-23: an error on the read is an error to the caller. Real files: the fault sits in front of
+ * pread. */
 TEST(io_nvm_23_eio)
 {
     for (int kind = 0; kind < 2; kind++) {
@@ -311,7 +350,11 @@ TEST(io_nvm_16_short_results)
         uint8_t *buf = sys_mmap(16 * MIB, false);
         for (int i = 0; i < 20; i++) {
             fill(buf, MIB, (uint64_t)i);
-            struct io_req wr = { .op = IO_WRITE, .file = file, .buf = buf, .offset_bytes = (uint64_t)i * MIB, .size_bytes = MIB };
+            struct io_req wr = { .op = IO_WRITE,
+                                 .file = file,
+                                 .buf = buf,
+                                 .offset_bytes = (uint64_t)i * MIB,
+                                 .size_bytes = MIB };
             CHECK_OK(one(&w, &wr, &err), &err);
             CHECK(wr.status == STK_OK);
             memset(buf, 0, MIB);
@@ -333,8 +376,11 @@ TEST(io_sim_repeats)
 {
     uint64_t hash[2], when[2];
     for (int k = 0; k < 2; k++) {
-        struct world w = { .sim = { .latency_ns = 5000, .read_bytes_per_s = 1e9,
-                                    .faults = { .late_ppm = 200000, .reorder_ppm = 300000, .late_ns = 100000 } } };
+        struct world w = {
+            .sim = { .latency_ns = 5000,
+                     .read_bytes_per_s = 1e9,
+                     .faults = { .late_ppm = 200000, .reorder_ppm = 300000, .late_ns = 100000 } }
+        };
         struct stk_error err = { 0 };
         uint32_t file;
         CHECK_OK(world_open(&w, IO_SIM, EXEC_SIM, 77, &err), &err);
@@ -342,7 +388,9 @@ TEST(io_sim_repeats)
         uint8_t *buf = sys_mmap(MIB, false);
         struct io_req reqs[100] = { 0 };
         for (uint32_t i = 0; i < 100; i++)
-            reqs[i] = (struct io_req){ .op = IO_READ, .file = file, .buf = buf + i * 4096, .size_bytes = 4096 };
+            reqs[i] = (struct io_req){
+                .op = IO_READ, .file = file, .buf = buf + i * 4096, .size_bytes = 4096
+            };
         CHECK_OK(run_batch(&w, reqs, 100, &err), &err);
         hash[k] = exec_trace_hash(w.ex);
         when[k] = exec_now_ns(w.ex);

@@ -1,5 +1,6 @@
-/* tests/nvme/test_machine.c - what a machine may refuse: io_uring itself, locked memory, full transfers. Short results on real files come
- * from wrapped pread and pwrite (the linker's --wrap, see meson.build); refusals from limits and filters set in a child. */
+/* tests/nvme/test_machine.c - what a machine may refuse: io_uring itself, locked memory, full
+ * transfers. Short results on real files come from wrapped pread and pwrite (the linker's --wrap,
+ * see meson.build); refusals from limits and filters set in a child. */
 #include "tests/nvme/store_world.h"
 
 #include <errno.h>
@@ -12,7 +13,7 @@
 
 #define MIB (1024u * 1024u)
 
-/* --- scripted results of pread and pwrite, and of the self-test's plain read ------------------------------------------ */
+/* --- scripted results of pread and pwrite, and of the self-test's plain read ------------------ */
 
 int64_t __real_sys_read_some(int fd, void *buf, uint64_t size_bytes, uint64_t offset_bytes);
 int64_t __real_sys_write_some(int fd, const void *buf, uint64_t size_bytes, uint64_t offset_bytes);
@@ -21,7 +22,13 @@ int64_t __wrap_sys_read_some(int fd, void *buf, uint64_t size_bytes, uint64_t of
 int64_t __wrap_sys_write_some(int fd, const void *buf, uint64_t size_bytes, uint64_t offset_bytes);
 int64_t __wrap_sys_read_full(int fd, void *buf, uint64_t size_bytes, uint64_t offset_bytes);
 
-static struct { uint64_t most[8]; uint32_t n, at; bool again; uint64_t largest, unaligned; bool damage_full_read; } script;
+static struct {
+    uint64_t most[8];
+    uint32_t n, at;
+    bool again;
+    uint64_t largest, unaligned;
+    bool damage_full_read;
+} script;
 
 static uint64_t scripted(uint64_t size_bytes, uint64_t offset_bytes)
 {
@@ -45,7 +52,8 @@ int64_t __wrap_sys_read_some(int fd, void *buf, uint64_t size_bytes, uint64_t of
 int64_t __wrap_sys_write_some(int fd, const void *buf, uint64_t size_bytes, uint64_t offset_bytes)
 {
     uint64_t n = scripted(size_bytes, offset_bytes);
-    int64_t put = __real_sys_write_some(fd, buf, n & ~511ull ? n & ~511ull : size_bytes, offset_bytes);
+    int64_t put =
+        __real_sys_write_some(fd, buf, n & ~511ull ? n & ~511ull : size_bytes, offset_bytes);
     return put > (int64_t)n ? (int64_t)n : put;
 }
 
@@ -57,7 +65,8 @@ int64_t __wrap_sys_read_full(int fd, void *buf, uint64_t size_bytes, uint64_t of
 }
 
 /* One extent is put and got; results are cut as scripted from the transfer's first call on. */
-static void scripted_trip(enum exec_kind ex, bool put, const uint64_t *most, uint32_t n, bool again, bool buffered, stk_status want)
+static void scripted_trip(enum exec_kind ex, bool put, const uint64_t *most, uint32_t n, bool again,
+                          bool buffered, stk_status want)
 {
     struct world w = { .cfg = { .workers = 1, .buffered = buffered } };
     struct stk_error err = { 0 };
@@ -93,8 +102,9 @@ static void scripted_trip(enum exec_kind ex, bool put, const uint64_t *most, uin
 
 TEST(io_nvm_16_17_19_short_results_on_files)
 {
-    static const uint64_t a[] = { 494700 }, b[] = { 512, 4096, 600000 }, one[] = { 1, 1, 1 }, none[] = { 0, 0, 0, 0, 0, 0 },
-                          stuck[] = { 100, 100, 100, 100, 100, 100 }, eagain[] = { 0, 0 };
+    static const uint64_t a[] = { 494700 }, b[] = { 512, 4096, 600000 }, one[] = { 1, 1, 1 },
+                          none[] = { 0, 0, 0, 0, 0, 0 }, stuck[] = { 100, 100, 100, 100, 100, 100 },
+                          eagain[] = { 0, 0 };
     for (int ex = 0; ex < 2; ex++) {
         enum exec_kind kind = ex ? EXEC_SIM : EXEC_THREADS;
         for (int put = 0; put < 2; put++) {
@@ -102,7 +112,8 @@ TEST(io_nvm_16_17_19_short_results_on_files)
             scripted_trip(kind, put, b, 3, false, false, STK_OK);
             scripted_trip(kind, put, one, 3, false, false, STK_OK);
             scripted_trip(kind, put, one, 3, false, true, STK_OK);
-            scripted_trip(kind, put, stuck, 6, false, false, STK_ERR_IO); /* no progress again and again: an error, not a loop */
+            /* no progress again and again: an error, not a loop */
+            scripted_trip(kind, put, stuck, 6, false, false, STK_ERR_IO);
         }
         scripted_trip(kind, false, none, 6, false, false, STK_ERR_IO);
         scripted_trip(kind, false, eagain, 2, true, false, STK_OK);
@@ -124,14 +135,15 @@ TEST(io_nvm_14_no_call_above_the_limit)
     uint8_t *buf = sys_mmap(41 * MIB, false);
     memset(&script, 0, sizeof script);
     fill(buf, bytes[0], 8);
-    CHECK(put_one(&w, s, 0, buf, 1, &op) == STK_OK && get_one(&w, s, 0, buf, 1, &op) == STK_OK && filled(buf, bytes[0], 8));
+    CHECK(put_one(&w, s, 0, buf, 1, &op) == STK_OK && get_one(&w, s, 0, buf, 1, &op) == STK_OK &&
+          filled(buf, bytes[0], 8));
     CHECK(script.largest == IO_TRANSFER_MAX);
     store_close(s);
     world_close(&w);
     sys_munmap(buf, 41 * MIB);
 }
 
-/* --- in a child ------------------------------------------------------------------------------------------------------- */
+/* --- in a child ------------------------------------------------------------------------------- */
 
 /* 0: passed, 1: failed, 77: cannot be tried here. */
 static int in_child(int (*fn)(void))
@@ -160,7 +172,8 @@ static bool trip(enum io_kind kind, bool registered, char text[2048])
         uint8_t *buf = sys_mmap(8 * MIB, true);
         if (registered) io_buffer_register(w.io, buf, 8 * MIB);
         fill(buf, 100000, 3);
-        ok = put_one(&w, s, 1, buf, 1, &op) == STK_OK && get_one(&w, s, 1, buf, 1, &op) == STK_OK && filled(buf, 100000, 3);
+        ok = put_one(&w, s, 1, buf, 1, &op) == STK_OK && get_one(&w, s, 1, buf, 1, &op) == STK_OK &&
+             filled(buf, 100000, 3);
         snprintf(text, 2048, "%s", io_describe(w.io));
         store_close(s);
         sys_munmap(buf, 8 * MIB);
@@ -178,7 +191,8 @@ static int deny_setup(uint32_t result)
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
     struct sock_fprog prog = { sizeof code / sizeof *code, code };
-    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &prog) == 0;
+    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+           prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &prog) == 0;
 }
 
 static int refused_with(uint32_t os_errno, const char *name)
@@ -215,7 +229,8 @@ static int little_memlock(void)
     char text[2048];
     if (setrlimit(RLIMIT_MEMLOCK, &lim) != 0) return 77;
     if (geteuid() == 0 && (setgid(65534) != 0 || setuid(65534) != 0)) return 77;
-    if (trip(IO_URING, true, text) && strstr(text, "io_uring") && strstr(text, "8192 KiB") && strstr(text, "64 KiB") &&
+    if (trip(IO_URING, true, text) && strstr(text, "io_uring") && strstr(text, "8192 KiB") &&
+        strstr(text, "64 KiB") &&
         (strstr(text, "nothing registered") || strstr(text, "registered files"))) {
         printf("# %s\n", text);
         fflush(stdout);
@@ -234,20 +249,23 @@ TEST(io_nvm_26_memlock)
     CHECK(rc == 0);
 }
 
-/* NVM-25: registered reads that give other bytes than plain ones switch registration off, with one note. */
+/* NVM-25: registered reads that give other bytes than plain ones switch registration off, with one
+ * note. */
 TEST(io_nvm_25_self_test)
 {
     char text[2048];
     if (!uring_allowed()) SKIP("no io_uring here");
     memset(&script, 0, sizeof script);
-    CHECK(trip(IO_URING, true, text) && strstr(text, "registered buffers and files") && !strstr(text, "are off"));
+    CHECK(trip(IO_URING, true, text) && strstr(text, "registered buffers and files") &&
+          !strstr(text, "are off"));
     script.damage_full_read = true;
     CHECK(trip(IO_URING, true, text) && strstr(text, "registered buffers are off"));
     script.damage_full_read = false;
     printf("# %s\n", text);
 }
 
-/* NVM-26: regions above 1 GiB are registered in pieces; memory that was never touched is enough to try. */
+/* NVM-26: regions above 1 GiB are registered in pieces; memory that was never touched is enough to
+ * try. */
 TEST(io_nvm_26_large_region_in_pieces)
 {
     struct world w = { 0 };

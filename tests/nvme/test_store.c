@@ -1,5 +1,7 @@
-/* tests/nvme/test_store.c - the extent store on a good disk, its folders and locks, and damage done from outside. */
+/* tests/nvme/test_store.c - the extent store on a good disk, its folders and locks, and damage done
+ * from outside. */
 #include "tests/nvme/store_world.h"
+#include "nvme/store_impl.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -17,8 +19,21 @@ static uint32_t entries_in(const char *dir)
     return n;
 }
 
-static const uint64_t sizes[] = { 1, 511, 512, 513, 4095, 4096, 4097, 8191, 8193, MIB - 1, MIB, MIB + 1, 28824000,
-                                  IO_TRANSFER_MAX - 1, IO_TRANSFER_MAX + 1 };
+static const uint64_t sizes[] = { 1,
+                                  511,
+                                  512,
+                                  513,
+                                  4095,
+                                  4096,
+                                  4097,
+                                  8191,
+                                  8193,
+                                  MIB - 1,
+                                  MIB,
+                                  MIB + 1,
+                                  28824000,
+                                  IO_TRANSFER_MAX - 1,
+                                  IO_TRANSFER_MAX + 1 };
 #define N_SIZES (sizeof sizes / sizeof *sizes)
 
 /* NVM-01: every size comes back, in several rooms; the last partial block too. */
@@ -27,7 +42,9 @@ static void all_sizes(const struct combo *c, uint32_t room, uint32_t lanes)
     struct world w = { 0 };
     struct stk_error err = { 0 };
     struct store *s;
-    struct store_cfg cfg = { .n_extents = N_SIZES, .extent_bytes = sizes, .room = room, .checksum_lanes = lanes };
+    struct store_cfg cfg = {
+        .n_extents = N_SIZES, .extent_bytes = sizes, .room = room, .checksum_lanes = lanes
+    };
     CHECK_OK(world_open(&w, c->io, c->ex, test_seed(), &err), &err);
     CHECK_OK(store_world_open(&w, &cfg, &s, &err), &err);
     uint64_t most = 28824000 + 4096, n_versions = room > 1 ? 4 : 2;
@@ -48,7 +65,8 @@ static void all_sizes(const struct combo *c, uint32_t room, uint32_t lanes)
     CHECK(st.puts == N_SIZES * n_versions && st.gets == st.puts && st.verify_failures == 0);
     if (room > 1) { /* the version before is still there, the one before that is not always */
         struct store_op op;
-        CHECK(get_one(&w, s, 3, buf, n_versions - 1, &op) == STK_OK && filled(buf, sizes[3], (n_versions - 1) * 1000 + 3));
+        CHECK(get_one(&w, s, 3, buf, n_versions - 1, &op) == STK_OK &&
+              filled(buf, sizes[3], (n_versions - 1) * 1000 + 3));
     }
     store_close(s);
     if (c->io != IO_SIM) CHECK(entries_in(w.dir) == 0);
@@ -81,8 +99,12 @@ TEST(store_many_at_once)
         CHECK_OK(world_open(&w, c->io, c->ex, test_seed(), &err), &err);
         snprintf(second, sizeof second, "%s/second", w.dir);
         if (!w.disk) sys_mkdirs(second);
-        struct store_cfg cfg = { .n_extents = N, .extent_bytes = bytes, .n_paths = 2, .paths = { w.dir, second },
-                                 .weights = { 3, 1 }, .checksum_lanes = 2 };
+        struct store_cfg cfg = { .n_extents = N,
+                                 .extent_bytes = bytes,
+                                 .n_paths = 2,
+                                 .paths = { w.dir, second },
+                                 .weights = { 3, 1 },
+                                 .checksum_lanes = 2 };
         CHECK(store_need_bytes(&cfg, 0) == 0); /* room is not set yet */
         cfg.room = 1;
         CHECK(store_need_bytes(&cfg, 0) == 45 * ROOM && store_need_bytes(&cfg, 1) == 15 * ROOM);
@@ -92,17 +114,22 @@ TEST(store_many_at_once)
         struct store_op *ops = calloc(N, sizeof *ops);
         for (int round = 0; round < 3; round++) {
             for (uint32_t i = 0; i < N; i++) {
-                ops[i] = (struct store_op){ .extent = i, .buf = buf + i * ROOM, .version = (uint64_t)round };
+                ops[i] = (struct store_op){ .extent = i,
+                                            .buf = buf + i * ROOM,
+                                            .version = (uint64_t)round };
                 fill(buf + i * ROOM, SIZE, i + 100 * (uint64_t)round);
             }
             CHECK(ops_run(&w, s, ops, N, true) == STK_OK);
             for (uint32_t i = 0; i < N; i++) {
                 CHECK(ops[i].status == STK_OK);
-                ops[i] = (struct store_op){ .extent = i / 2, .buf = buf + i * ROOM, .version = UINT64_MAX };
+                ops[i] = (struct store_op){ .extent = i / 2,
+                                            .buf = buf + i * ROOM,
+                                            .version = UINT64_MAX };
             }
             CHECK(ops_run(&w, s, ops, N, false) == STK_OK);
             for (uint32_t i = 0; i < N; i++)
-                CHECK(ops[i].status == STK_OK && filled(buf + i * ROOM, SIZE, i / 2 + 100 * (uint64_t)round));
+                CHECK(ops[i].status == STK_OK &&
+                      filled(buf + i * ROOM, SIZE, i / 2 + 100 * (uint64_t)round));
         }
         free(ops);
         store_close(s);
@@ -127,12 +154,35 @@ TEST(store_version_mismatch_is_named)
         CHECK(get_one(&w, s, 1, buf, UINT64_MAX, &op) == STK_ERR_CORRUPT);
         CHECK(put_one(&w, s, 1, buf, 12, &op) == STK_OK);
         CHECK(get_one(&w, s, 1, buf, 13, &op) == STK_ERR_CORRUPT);
-        CHECK(strstr(op.error.text, "extent 1") && strstr(op.error.text, "version 13") && strstr(op.error.text, "version 12"));
+        CHECK(strstr(op.error.text, "extent 1") && strstr(op.error.text, "version 13") &&
+              strstr(op.error.text, "version 12"));
         CHECK(get_one(&w, s, 7, buf, 13, &op) == STK_ERR_CONFIG);
         store_close(s);
         world_close(&w);
         sys_munmap(buf, 8192);
     }
+}
+
+/* The recorded checksum differs between extents and versions that hold the same bytes: a stale or
+ * misplaced copy of them is told apart. */
+TEST(store_checksum_covers_extent_and_version)
+{
+    struct world w = { 0 };
+    struct stk_error err = { 0 };
+    struct store *s;
+    uint64_t bytes[2] = { 5000, 5000 };
+    struct store_cfg cfg = { .n_extents = 2, .extent_bytes = bytes, .room = 2 };
+    struct store_op op;
+    CHECK_OK(world_open(&w, IO_SIM, EXEC_SIM, test_seed(), &err), &err);
+    CHECK_OK(store_world_open(&w, &cfg, &s, &err), &err);
+    uint8_t *buf = sys_mmap(8192, false);
+    CHECK(put_one(&w, s, 0, buf, 1, &op) == STK_OK && put_one(&w, s, 0, buf, 2, &op) == STK_OK);
+    CHECK(put_one(&w, s, 1, buf, 1, &op) == STK_OK);
+    CHECK(s->extents[0].slots[0].crc != s->extents[0].slots[1].crc);
+    CHECK(s->extents[0].slots[0].crc != s->extents[1].slots[0].crc);
+    store_close(s);
+    world_close(&w);
+    sys_munmap(buf, 8192);
 }
 
 /* NVM-04: two stores on one path at once have folders of their own. */
@@ -178,11 +228,14 @@ static void die_with_store(const char *dir)
     uint64_t bytes[1] = { 3 * MIB };
     struct store_cfg cfg = { .n_extents = 1, .extent_bytes = bytes };
     snprintf(w.dir, sizeof w.dir, "%s", dir);
-    if (world_open(&w, IO_POSIX, EXEC_SIM, 1, &err) == STK_OK && store_world_open(&w, &cfg, &s, &err) == STK_OK) raise(SIGKILL);
+    if (world_open(&w, IO_POSIX, EXEC_SIM, 1, &err) == STK_OK &&
+        store_world_open(&w, &cfg, &s, &err) == STK_OK)
+        raise(SIGKILL);
     _exit(1);
 }
 
-/* NVM-05: what a killed run left is removed and named; what has another name, or a durable table, is not touched. */
+/* NVM-05: what a killed run left is removed and named; what has another name, or a durable table,
+ * is not touched. */
 TEST(store_nvm_05_dead_runs)
 {
     struct world w = { 0 };
@@ -198,7 +251,8 @@ TEST(store_nvm_05_dead_runs)
     CHECK(waitpid(pid, &st, 0) == pid && WIFSIGNALED(st) && entries_in(w.dir) == 1);
     snprintf(name, sizeof name, "%s/stoker-run-mine", w.dir);
     sys_mkdirs(name);
-    snprintf(name, sizeof name, "%s/stoker-run-0123456789abcdef", w.dir); /* died before its lock was made */
+    /* died before its lock was made */
+    snprintf(name, sizeof name, "%s/stoker-run-0123456789abcdef", w.dir);
     sys_mkdirs(name);
     snprintf(name, sizeof name, "%s/stoker-run-0000000000000000/table.bin", w.dir); /* durable */
     sys_mkdirs(name);
@@ -238,7 +292,8 @@ TEST(store_flipped_bit_is_named)
         CHECK(put_one(&w, s, 1, buf, 4, &op) == STK_OK);
         CHECK(store_locate(s, 1, &path, &at) == STK_OK && at == 8192);
         if (w.disk) {
-            CHECK(io_sim_flip(w.disk, path, at + 70000, 3) && io_sim_damaged(w.disk, path, at, 70001));
+            CHECK(io_sim_flip(w.disk, path, at + 70000, 3) &&
+                  io_sim_damaged(w.disk, path, at, 70001));
             CHECK(!io_sim_damaged(w.disk, path, 0, 8192));
         } else {
             int fd = sys_open(path, O_RDWR, 0);
@@ -250,7 +305,8 @@ TEST(store_flipped_bit_is_named)
         }
         CHECK(get_one(&w, s, 1, buf, 4, &op) == STK_ERR_CORRUPT);
         snprintf(want, sizeof want, "extents-0.bin at byte %llu)", (unsigned long long)at);
-        CHECK(strstr(op.error.text, "extent 1 (") && strstr(op.error.text, want) && strstr(op.error.text, path));
+        CHECK(strstr(op.error.text, "extent 1 (") && strstr(op.error.text, want) &&
+              strstr(op.error.text, path));
         CHECK(strstr(op.error.text, "version 4"));
         if (c == combos) printf("# %s\n", op.error.text);
         struct store_stats st;
@@ -293,7 +349,8 @@ TEST(store_truncated_file_is_a_clean_error)
 /* Opening fails at every system call in turn: a sentence, and nothing stays behind. */
 TEST(store_open_fails_half_way)
 {
-    static const enum sys_call kinds[] = { SYS_ALLOC, SYS_OPEN, SYS_WRITE, SYS_ALLOCATE, SYS_THREAD };
+    static const enum sys_call kinds[] = { SYS_ALLOC, SYS_OPEN, SYS_WRITE, SYS_ALLOCATE,
+                                           SYS_THREAD };
     struct world w = { 0 };
     struct stk_error err = { 0 };
     uint64_t bytes[2] = { 10000, 10000 };
@@ -301,15 +358,20 @@ TEST(store_open_fails_half_way)
     CHECK_OK(world_open(&w, IO_POSIX, EXEC_THREADS, 1, &err), &err);
     snprintf(second, sizeof second, "%s/second", w.dir);
     sys_mkdirs(second);
-    struct store_cfg warm = { .n_extents = 2, .extent_bytes = bytes, .n_paths = 2, .paths = { w.dir, second } };
+    struct store_cfg warm = {
+        .n_extents = 2, .extent_bytes = bytes, .n_paths = 2, .paths = { w.dir, second }
+    };
     struct store *first;
-    CHECK_OK(store_world_open(&w, &warm, &first, &err), &err); /* the io keeps a drive once it is opened */
+    /* the io keeps a drive once it is opened */
+    CHECK_OK(store_world_open(&w, &warm, &first, &err), &err);
     store_close(first);
     uint64_t alive = sys_alloc_bytes();
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         uint32_t failed = 0;
         for (uint64_t k = 1; k < 60; k++) {
-            struct store_cfg cfg = { .n_extents = 2, .extent_bytes = bytes, .n_paths = 2, .paths = { w.dir, second } };
+            struct store_cfg cfg = {
+                .n_extents = 2, .extent_bytes = bytes, .n_paths = 2, .paths = { w.dir, second }
+            };
             struct store *s = NULL;
             stk_error_clear(&err);
             sys_fault_arm(kinds[i], k, 1, kinds[i] == SYS_ALLOC ? ENOMEM : ENOSPC);
@@ -337,12 +399,15 @@ TEST(store_too_little_room)
     uint64_t bytes[1] = { 1ull << 50 };
     struct store_cfg cfg = { .n_extents = 1, .extent_bytes = bytes };
     CHECK_OK(world_open(&w, IO_POSIX, EXEC_SIM, 1, &err), &err);
-    CHECK(store_world_open(&w, &cfg, &s, &err) == STK_ERR_NOSPACE && strstr(err.text, "1125899906842624 bytes"));
+    CHECK(store_world_open(&w, &cfg, &s, &err) == STK_ERR_NOSPACE && strstr(err.text, "112589990684"
+                                                                                      "2624 "
+                                                                                      "bytes"));
     CHECK(entries_in(w.dir) == 0);
     cfg.paths[0] = "/nonexistent/swap";
     stk_error_clear(&err);
     bytes[0] = 4096;
-    CHECK(store_world_open(&w, &cfg, &s, &err) == STK_ERR_IO && strstr(err.text, "/nonexistent/swap"));
+    CHECK(store_world_open(&w, &cfg, &s, &err) == STK_ERR_IO && strstr(err.text, "/nonexistent/"
+                                                                                 "swap"));
     world_close(&w);
     struct world v = { 0 };
     stk_error_clear(&err);
@@ -362,7 +427,9 @@ TEST(store_nvm_02_full_disk)
     struct store *s;
     char dir[256], cmd[1200];
     if (geteuid() != 0 || !world_dir(dir, sizeof dir)) SKIP("needs root");
-    snprintf(cmd, sizeof cmd, "cd %s && truncate -s 24M img && mkfs.ext4 -q -m 0 img && mkdir m && mount -o loop img m 2>/dev/null",
+    snprintf(cmd, sizeof cmd,
+             "cd %s && truncate -s 24M img && mkfs.ext4 -q -m 0 img && mkdir m && mount -o loop "
+             "img m 2>/dev/null",
              dir);
     if (system(cmd) != 0) {
         sys_remove_tree(dir);
@@ -375,7 +442,8 @@ TEST(store_nvm_02_full_disk)
     struct store_cfg cfg = { .n_extents = 1, .extent_bytes = bytes };
     CHECK(store_world_open(&w, &cfg, &s, &err) == STK_ERR_NOSPACE && strstr(err.text, "are free"));
     stk_error_clear(&err);
-    bytes[0] = (uint64_t)(have - have / 16) & ~4095ull; /* nearly all of it: what is preallocated can be written on a full disk */
+    /* nearly all of it: what is preallocated can be written on a full disk */
+    bytes[0] = (uint64_t)(have - have / 16) & ~4095ull;
     CHECK_OK(store_world_open(&w, &cfg, &s, &err), &err);
     snprintf(cmd, sizeof cmd, "dd if=/dev/zero of=%s/filler bs=64k 2>/dev/null", w.dir);
     CHECK(system(cmd) != 0 && sys_disk_free(w.dir) < 65536);
@@ -387,7 +455,8 @@ TEST(store_nvm_02_full_disk)
     CHECK(get_one(&w, s, 0, buf, 1, &op) == STK_OK && filled(buf, bytes[0], 6));
     sys_munmap(buf, bytes[0]);
     store_close(s);
-    CHECK(entries_in(w.dir) == 2 && sys_disk_free(w.dir) > have / 2); /* lost+found and the filler */
+    /* lost+found and the filler */
+    CHECK(entries_in(w.dir) == 2 && sys_disk_free(w.dir) > have / 2);
     w.cfg.kind = IO_SIM; /* keeps world_close from removing the mount point */
     world_close(&w);
     snprintf(cmd, sizeof cmd, "umount %s/m", dir);

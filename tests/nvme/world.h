@@ -1,4 +1,5 @@
-/* tests/nvme/world.h - what the tests of nvme/ share: an execution world with an io, over every backend, and a folder that goes. */
+/* tests/nvme/world.h - what the tests of nvme/ share: an execution world with an io, over every
+ * backend, and a folder that goes. */
 #ifndef TESTS_NVME_WORLD_H
 #define TESTS_NVME_WORLD_H
 
@@ -60,7 +61,8 @@ static inline bool world_dir(char *buf, size_t size_bytes)
     return mkdtemp(buf) != NULL;
 }
 
-static inline stk_status world_open_exec(struct world *w, enum exec_kind kind, uint64_t seed, struct stk_error *err)
+static inline stk_status world_open_exec(struct world *w, enum exec_kind kind, uint64_t seed,
+                                         struct stk_error *err)
 {
     STK_TRY(kind == EXEC_SIM ? exec_open_sim(seed, &w->ex, err) : exec_open_threads(&w->ex, err));
     STK_TRY(exec_lane_open(w->ex, "engine", &w->lane, err));
@@ -74,7 +76,8 @@ static inline stk_status world_open_exec(struct world *w, enum exec_kind kind, u
 }
 
 /* What the test set in w->cfg, w->sim and w->disk before is kept. */
-static inline stk_status world_open(struct world *w, enum io_kind io, enum exec_kind ex, uint64_t seed, struct stk_error *err)
+static inline stk_status world_open(struct world *w, enum io_kind io, enum exec_kind ex,
+                                    uint64_t seed, struct stk_error *err)
 {
     STK_TRY(world_open_exec(w, ex, seed, err));
     w->cfg.kind = io;
@@ -101,8 +104,8 @@ static inline void world_close(struct world *w)
 }
 
 /* Makes a file of this size, real or simulated, and adds it. */
-static inline stk_status world_file(struct world *w, const char *name, uint64_t size_bytes, uint32_t drive, uint32_t *out,
-                                    struct stk_error *err)
+static inline stk_status world_file(struct world *w, const char *name, uint64_t size_bytes,
+                                    uint32_t drive, uint32_t *out, struct stk_error *err)
 {
     char path[600];
     snprintf(path, sizeof path, "%s/%s", w->dir, name);
@@ -110,7 +113,8 @@ static inline stk_status world_file(struct world *w, const char *name, uint64_t 
         STK_TRY(io_sim_file_create(w->disk, path, size_bytes, err));
     } else {
         int fd = sys_open(path, O_RDWR | O_CREAT, 0600);
-        if (fd < 0 || ftruncate(fd, (off_t)size_bytes) != 0) return stk_error_set(err, STK_ERR_IO, 0, "%s", path);
+        if (fd < 0 || ftruncate(fd, (off_t)size_bytes) != 0)
+            return stk_error_set(err, STK_ERR_IO, 0, "%s", path);
         sys_close(fd);
     }
     return io_file_add(w->io, path, drive, out, err);
@@ -135,9 +139,10 @@ static inline bool uring_allowed(void)
     return ok;
 }
 
-#define FOR_COMBOS(c)                                                                               \
-    for (const struct combo *c = combos; c < combos + N_COMBOS; c++)                                \
-        if (c->io == IO_URING && !uring_allowed()) continue;                                        \
+#define FOR_COMBOS(c) \
+    for (const struct combo *c = combos; c < combos + N_COMBOS; c++) \
+        if (c->io == IO_URING && !uring_allowed()) \
+            continue; \
         else
 
 static inline void fill(uint8_t *buf, uint64_t size_bytes, uint64_t seed)
