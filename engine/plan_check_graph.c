@@ -1,8 +1,10 @@
-/* engine/plan_check_graph.c - the order that a plan's edges enforce, and that slots sharing bytes follow each other in it.
+/* engine/plan_check_graph.c - the order that a plan's edges enforce, and that slots sharing bytes
+ * follow each other in it.
  *
- * Owns: the tables of a struct checker. Must not know: how a plan was built. Any thread. All pairs of 100,000 nodes would be too many: nearly every
- * path runs through a visit, and visits are in one line, so two numbers per node answer most questions; the rest are short paths
- * between copies, found by a search that never passes a chain node. */
+ * Owns: the tables of a struct checker. Must not know: how a plan was built. Any thread. All pairs
+ * of 100,000 nodes would be too many: nearly every path runs through a visit, and visits are in one
+ * line, so two numbers per node answer most questions; the rest are short paths between copies,
+ * found by a search that never passes a chain node. */
 #include "base/sys.h"
 #include "engine/plan_check_impl.h"
 
@@ -11,10 +13,13 @@
 
 stk_status check_fail(const struct checker *k, uint32_t node, const char *what)
 {
-    const char *kind = node < k->p->n_nodes ? plan_kind_name((enum plan_kind)k->p->nodes[node].kind) : "-";
+    const char *kind =
+        node < k->p->n_nodes ? plan_kind_name((enum plan_kind)k->p->nodes[node].kind) : "-";
     uint32_t chunk = node < k->p->n_nodes ? k->p->nodes[node].chunk : PLAN_NO;
-    return stk_error_set(k->err, STK_ERR_STATE, 0, "plan: node %u (%s, chunk %d): %s: this is a fault of the planner, please report it",
-                         node, kind, (int)chunk, what);
+    return stk_error_set(
+        k->err, STK_ERR_STATE, 0,
+        "plan: node %u (%s, chunk %d): %s: this is a fault of the planner, please report it", node,
+        kind, (int)chunk, what);
 }
 
 static bool is_chain(const struct plan_node *x)
@@ -26,17 +31,22 @@ static stk_status check_edges(struct checker *k)
 {
     const struct plan *p = k->p;
     uint32_t dep = 0, succ = 0;
-    for (uint32_t i = 0; i < p->n_nodes; i++) { /* edges are dense, point backwards, and successors mirror them in ascending order */
+    /* Edges are dense, point backwards, and successors mirror them in ascending order. */
+    for (uint32_t i = 0; i < p->n_nodes; i++) {
         const struct plan_node *x = &p->nodes[i];
-        if (x->kind >= PLAN_KIND_N || x->resource >= PLAN_RESOURCE_N) return check_fail(k, i, "unknown kind or resource");
-        if (x->first_dep != dep || x->first_succ != succ || x->n_deps > p->n_deps - dep || x->n_succ > p->n_deps - succ)
+        if (x->kind >= PLAN_KIND_N || x->resource >= PLAN_RESOURCE_N)
+            return check_fail(k, i, "unknown kind or resource");
+        if (x->first_dep != dep || x->first_succ != succ || x->n_deps > p->n_deps - dep ||
+            x->n_succ > p->n_deps - succ)
             return check_fail(k, i, "edges out of place");
         dep += x->n_deps;
         succ += x->n_succ;
-        if ((x->slot != PLAN_NO && x->slot >= p->n_slots) || (x->src_slot != PLAN_NO && x->src_slot >= p->n_slots))
+        if ((x->slot != PLAN_NO && x->slot >= p->n_slots) ||
+            (x->src_slot != PLAN_NO && x->src_slot >= p->n_slots))
             return check_fail(k, i, "unknown slot");
     }
-    if (dep != p->n_deps || succ != p->n_deps) return check_fail(k, p->n_nodes, "edges are left over");
+    if (dep != p->n_deps || succ != p->n_deps)
+        return check_fail(k, p->n_nodes, "edges are left over");
     for (uint32_t i = 0; i < p->n_nodes; i++)
         for (uint32_t e = 0; e < p->nodes[i].n_deps; e++) {
             uint32_t d = p->deps[p->nodes[i].first_dep + e];
@@ -62,11 +72,14 @@ static stk_status check_chain(struct checker *k)
     for (uint32_t i = 0; i < p->n_nodes; i++) {
         const struct plan_node *x = &p->nodes[i];
         if (is_chain(x)) {
-            if (last != PLAN_NO && !depends_directly(p, i, last)) return check_fail(k, i, "does not depend on the visit before it");
+            if (last != PLAN_NO && !depends_directly(p, i, last))
+                return check_fail(k, i, "does not depend on the visit before it");
             last = i;
             k->chain_before[i] = ++n;
-            if (x->kind == PLAN_JOIN && (k->join != PLAN_NO || n > 1)) return check_fail(k, i, "a second or late join");
-            if (x->kind == PLAN_NORM && k->norm != PLAN_NO) return check_fail(k, i, "a second norm");
+            if (x->kind == PLAN_JOIN && (k->join != PLAN_NO || n > 1))
+                return check_fail(k, i, "a second or late join");
+            if (x->kind == PLAN_NORM && k->norm != PLAN_NO)
+                return check_fail(k, i, "a second norm");
             if (x->kind == PLAN_JOIN) k->join = i;
             if (x->kind == PLAN_NORM) k->norm = i;
             continue;
@@ -94,7 +107,8 @@ bool check_before(struct checker *k, uint32_t a, uint32_t b)
     if (a == PLAN_NO || b == PLAN_NO || a >= b) return false;
     if (k->next_chain[a] <= k->chain_before[b]) return true;
     if (depends_directly(p, b, a)) return true;
-    if (is_chain(&p->nodes[a]) || is_chain(&p->nodes[b])) return false; /* the two numbers know all about these */
+    if (is_chain(&p->nodes[a]) || is_chain(&p->nodes[b]))
+        return false; /* the two numbers know all about these */
     uint32_t depth = 0;
     k->stack[depth++] = b;
     k->stamp[b] = ++k->stamp_now;
@@ -111,14 +125,20 @@ bool check_before(struct checker *k, uint32_t a, uint32_t b)
     return false;
 }
 
-/* --- users of slots --------------------------------------------------------------------------------------------------------------- */
+/* --- users of slots --- */
 
 static uint32_t node_slots(const struct plan *p, uint32_t node, uint32_t out[8])
 {
     const struct plan_node *x = &p->nodes[node];
     const struct plan_visit *v = x->kind == PLAN_VISIT ? &p->visits[x->visit] : NULL;
-    const uint32_t all[8] = { x->slot, x->src_slot, v ? v->param_slot : PLAN_NO, v ? v->acc_slot : PLAN_NO, v ? v->in_slot : PLAN_NO,
-                              v ? v->out_slot : PLAN_NO, v ? v->full_slot : PLAN_NO, v ? v->flow_slot : PLAN_NO };
+    const uint32_t all[8] = { x->slot,
+                              x->src_slot,
+                              v ? v->param_slot : PLAN_NO,
+                              v ? v->acc_slot : PLAN_NO,
+                              v ? v->in_slot : PLAN_NO,
+                              v ? v->out_slot : PLAN_NO,
+                              v ? v->full_slot : PLAN_NO,
+                              v ? v->flow_slot : PLAN_NO };
     uint32_t n = 0;
     for (uint32_t i = 0; i < 8; i++)
         if (all[i] != PLAN_NO) out[n++] = all[i];
@@ -134,9 +154,11 @@ static stk_status check_visit_numbers(struct checker *k)
         if (x->visit != n || n >= k->p->n_visits || k->p->visits[n].node != i)
             return check_fail(k, i, "visits are not in the order of their nodes");
         const struct plan_visit *v = &k->p->visits[n++];
-        const uint32_t slots[6] = { v->param_slot, v->acc_slot, v->in_slot, v->out_slot, v->full_slot, v->flow_slot };
+        const uint32_t slots[6] = { v->param_slot, v->acc_slot,  v->in_slot,
+                                    v->out_slot,   v->full_slot, v->flow_slot };
         for (int s = 0; s < 6; s++)
-            if (slots[s] != PLAN_NO && slots[s] >= k->p->n_slots) return check_fail(k, i, "unknown slot");
+            if (slots[s] != PLAN_NO && slots[s] >= k->p->n_slots)
+                return check_fail(k, i, "unknown slot");
     }
     return n == k->p->n_visits ? STK_OK : check_fail(k, PLAN_NO, "visits without a node");
 }
@@ -183,10 +205,13 @@ static stk_status check_slot_sizes(struct checker *k)
     for (uint32_t i = 0; i < p->n_slots; i++) {
         const struct plan_slot *s = &p->slots[i];
         const struct check_slot *x = &k->slots[i];
-        if (s->arena >= PLAN_ARENA_N || x->n_users == 0) return check_fail(k, s->first, "a slot without use or arena");
+        if (s->arena >= PLAN_ARENA_N || x->n_users == 0)
+            return check_fail(k, s->first, "a slot without use or arena");
         uint32_t first = k->users[x->first_user], last = k->users[x->first_user + x->n_users - 1];
-        if (s->first != first || s->last != last) return check_fail(k, first, "first and last user of its slot are wrong");
-        if (s->size_bytes == 0 || (s->offset_bytes | s->size_bytes) % 4096) return check_fail(k, first, "slot is not of whole pages");
+        if (s->first != first || s->last != last)
+            return check_fail(k, first, "first and last user of its slot are wrong");
+        if (s->size_bytes == 0 || (s->offset_bytes | s->size_bytes) % 4096)
+            return check_fail(k, first, "slot is not of whole pages");
         uint64_t capacity = k->in->arena_bytes[s->arena], end = s->offset_bytes + s->size_bytes;
         if (s->size_bytes > capacity || s->offset_bytes > capacity - s->size_bytes)
             return check_fail(k, first, "slot lies outside of its arena");
@@ -194,14 +219,18 @@ static stk_status check_slot_sizes(struct checker *k)
     }
     for (uint32_t i = 0; i < p->n_nodes; i++) {
         const struct plan_node *x = &p->nodes[i];
-        uint64_t bytes = x->kind == PLAN_UPDATE ? 0 : x->bytes, from = x->kind == PLAN_GRAD_CAST ? 2 * bytes : bytes;
-        if (x->slot != PLAN_NO && (bytes > p->slots[x->slot].size_bytes || x->slot_offset_bytes > p->slots[x->slot].size_bytes - bytes))
+        uint64_t bytes = x->kind == PLAN_UPDATE ? 0 : x->bytes,
+                 from = x->kind == PLAN_GRAD_CAST ? 2 * bytes : bytes;
+        if (x->slot != PLAN_NO && (bytes > p->slots[x->slot].size_bytes ||
+                                   x->slot_offset_bytes > p->slots[x->slot].size_bytes - bytes))
             return check_fail(k, i, "writes behind its slot");
         if (x->src_slot != PLAN_NO &&
-            (from > p->slots[x->src_slot].size_bytes || x->src_offset_bytes > p->slots[x->src_slot].size_bytes - from))
+            (from > p->slots[x->src_slot].size_bytes ||
+             x->src_offset_bytes > p->slots[x->src_slot].size_bytes - from))
             return check_fail(k, i, "reads behind its slot");
     }
-    if (memcmp(peak, p->peak_bytes, sizeof peak)) return check_fail(k, PLAN_NO, "the peaks do not add up");
+    if (memcmp(peak, p->peak_bytes, sizeof peak))
+        return check_fail(k, PLAN_NO, "the peaks do not add up");
     return STK_OK;
 }
 
@@ -214,9 +243,12 @@ stk_status check_graph(struct checker *k)
     return check_slot_sizes(k);
 }
 
-/* --- slots that share bytes ------------------------------------------------------------------------------------------------------ */
+/* --- slots that share bytes --- */
 
-static uint32_t dep_of(const struct plan *p, uint32_t node, uint32_t e) { return p->deps[p->nodes[node].first_dep + e]; }
+static uint32_t dep_of(const struct plan *p, uint32_t node, uint32_t e)
+{
+    return p->deps[p->nodes[node].first_dep + e];
+}
 
 /* The users of a slot that no other user of it depends on. */
 static uint32_t last_users(struct checker *k, const struct check_slot *s, uint32_t *out)
@@ -226,7 +258,8 @@ static uint32_t last_users(struct checker *k, const struct check_slot *s, uint32
     for (uint32_t i = 0; i < s->n_users; i++) k->stamp[v[i]] = member;
     for (uint32_t i = 0; i < s->n_users; i++)
         for (uint32_t e = 0; e < k->p->nodes[v[i]].n_deps; e++)
-            if (k->stamp[dep_of(k->p, v[i], e)] == member) k->stamp[dep_of(k->p, v[i], e)] = covered;
+            if (k->stamp[dep_of(k->p, v[i], e)] == member)
+                k->stamp[dep_of(k->p, v[i], e)] = covered;
     for (uint32_t i = 0; i < s->n_users; i++)
         if (k->stamp[v[i]] == member) out[n++] = v[i];
     return n;
@@ -239,7 +272,8 @@ static uint32_t first_users(struct checker *k, const struct check_slot *s, uint3
     uint32_t member = ++k->stamp_now, n = 0;
     for (uint32_t i = 0; i < s->n_users; i++) {
         bool first = true;
-        for (uint32_t e = 0; e < k->p->nodes[v[i]].n_deps && first; e++) first = k->stamp[dep_of(k->p, v[i], e)] != member;
+        for (uint32_t e = 0; e < k->p->nodes[v[i]].n_deps && first; e++)
+            first = k->stamp[dep_of(k->p, v[i], e)] != member;
         k->stamp[v[i]] = member;
         if (first) out[n++] = v[i];
     }
@@ -247,9 +281,11 @@ static uint32_t first_users(struct checker *k, const struct check_slot *s, uint3
 }
 
 /* True if every user of `old` completes before any user of `new` begins. */
-static bool slot_before(struct checker *k, const struct check_slot *old, const struct check_slot *new)
+static bool slot_before(struct checker *k, const struct check_slot *old,
+                        const struct check_slot *new)
 {
-    if (old->chain_user_max && new->chain_user_min && old->chain_user_max >= new->chain_user_min) return false;
+    if (old->chain_user_max && new->chain_user_min && old->chain_user_max >= new->chain_user_min)
+        return false;
     if (old->next_chain_max <= new->chain_before_min) return true;
     uint32_t n_old = last_users(k, old, k->list), n_new = first_users(k, new, k->list + n_old);
     for (uint32_t i = 0; i < n_old; i++)
@@ -258,8 +294,14 @@ static bool slot_before(struct checker *k, const struct check_slot *old, const s
     return true;
 }
 
-struct owner { uint64_t begin, end; uint32_t slot; };
-struct owners { struct owner *v; uint32_t n; };
+struct owner {
+    uint64_t begin, end;
+    uint32_t slot;
+};
+struct owners {
+    struct owner *v;
+    uint32_t n;
+};
 
 /* Puts a slot over what was there; every slot it covers must be over. */
 static stk_status own(struct checker *k, struct owners *o, uint32_t slot)
@@ -275,13 +317,15 @@ static stk_status own(struct checker *k, struct owners *o, uint32_t slot)
             high = mid;
     }
     struct owner pieces[3];
-    if (low < o->n && o->v[low].begin < begin) pieces[n_new++] = (struct owner){ o->v[low].begin, begin, o->v[low].slot };
+    if (low < o->n && o->v[low].begin < begin)
+        pieces[n_new++] = (struct owner){ o->v[low].begin, begin, o->v[low].slot };
     pieces[n_new++] = (struct owner){ begin, end, slot };
     for (uint32_t i = low; i < o->n && o->v[i].begin < end; i++, covered++) {
         const struct plan_node *old = &k->p->nodes[k->users[k->slots[o->v[i].slot].first_user]];
         const struct plan_node *first = &k->p->nodes[k->users[k->slots[slot].first_user]];
         uint32_t node = (uint32_t)(first - k->p->nodes);
-        if (old->for_next) return check_fail(k, node, "overwrites state fetched for the next period");
+        if (old->for_next)
+            return check_fail(k, node, "overwrites state fetched for the next period");
         for (uint32_t u = 0; s->arena == PLAN_ARENA_UPDATE && u < k->slots[slot].n_users; u++)
             if (k->p->nodes[k->users[k->slots[slot].first_user + u]].prefetched)
                 return check_fail(k, node, "its prefetched state was overwritten");
@@ -296,7 +340,9 @@ static stk_status own(struct checker *k, struct owners *o, uint32_t slot)
     return STK_OK;
 }
 
-struct order { uint32_t first, slot; };
+struct order {
+    uint32_t first, slot;
+};
 
 static int compare_order(const void *a, const void *b)
 {
@@ -310,8 +356,11 @@ stk_status check_overlaps(struct checker *k)
     uint32_t n = k->p->n_slots;
     struct order *order = sys_calloc((size_t)n + 1, sizeof *order);
     struct owner *all = sys_calloc(2 * (size_t)n + 4, sizeof *all);
-    stk_status status = order && all ? STK_OK : stk_error_set(k->err, STK_ERR_NOMEM, 0, "no memory for checking a plan");
-    for (uint32_t i = 0; status == STK_OK && i < n; i++) order[i] = (struct order){ k->users[k->slots[i].first_user], i };
+    stk_status status =
+        order && all ? STK_OK
+                     : stk_error_set(k->err, STK_ERR_NOMEM, 0, "no memory for checking a plan");
+    for (uint32_t i = 0; status == STK_OK && i < n; i++)
+        order[i] = (struct order){ k->users[k->slots[i].first_user], i };
     if (status == STK_OK) qsort(order, n, sizeof *order, compare_order);
     for (int a = 0; status == STK_OK && a < PLAN_ARENA_N; a++) {
         struct owners o = { all, 0 };

@@ -1,4 +1,5 @@
-/* tests/engine/plan_models.h - inputs for plans: small ones by hand, random ones by seed. Memory of an input is one malloc; model_free gives it back. */
+/* tests/engine/plan_models.h - inputs for plans: small ones by hand, random ones by seed. Memory of
+ * an input is one malloc; model_free gives it back. */
 #ifndef TESTS_PLAN_MODELS_H
 #define TESTS_PLAN_MODELS_H
 
@@ -30,15 +31,28 @@ static inline void model_make(struct model *m, uint32_t n_blocks, uint32_t n_chu
     m->chunks = calloc((size_t)n_blocks * n_chunks + 1, sizeof *m->chunks);
     m->places = calloc(n_blocks + 2, sizeof *m->places);
     for (uint32_t b = 0; b < n_blocks; b++) {
-        m->blocks[b] = (struct plan_block_in){ b * n_chunks, n_chunks, n_chunks, 2ull * n_chunks * elems, 4ull * n_chunks * elems };
+        m->blocks[b] = (struct plan_block_in){ b * n_chunks, n_chunks, n_chunks,
+                                                2ull * n_chunks * elems, 4ull * n_chunks * elems };
         for (uint32_t c = 0; c < n_chunks; c++)
-            m->chunks[b * n_chunks + c] = (struct plan_chunk_in){ b, 2ull * c * elems, 4ull * c * elems, { 2ull * elems, 10ull * elems,
-                                                                  2ull * elems }, { CHUNK_HOST, CHUNK_HOST, CHUNK_HOST }, false };
-        m->places[b] = (struct plan_place_in){ b, b + 1 == n_blocks, b == 0, b ? 8192 : 0, 20000, 1.0, PLAN_ACT_KEEP };
+            m->chunks[b * n_chunks + c] =
+                (struct plan_chunk_in){ b,
+                                         2ull * c * elems,
+                                         4ull * c * elems,
+                                         { 2ull * elems, 10ull * elems, 2ull * elems },
+                                         { CHUNK_HOST, CHUNK_HOST, CHUNK_HOST },
+                                         false };
+        m->places[b] = (struct plan_place_in){ b,   b + 1 == n_blocks, b == 0, b ? 8192 : 0, 20000,
+                                                1.0, PLAN_ACT_KEEP };
     }
-    m->in = (struct plan_input){ .mode = PLAN_TRAIN, .update = PLAN_CHASE, .n_micro = 1, .n_blocks = n_blocks,
-                                 .n_chunks = n_blocks * n_chunks, .n_places = n_blocks, .blocks = m->blocks, .chunks = m->chunks,
-                                 .places = m->places };
+    m->in = (struct plan_input){ .mode = PLAN_TRAIN,
+                                  .update = PLAN_CHASE,
+                                  .n_micro = 1,
+                                  .n_blocks = n_blocks,
+                                  .n_chunks = n_blocks * n_chunks,
+                                  .n_places = n_blocks,
+                                  .blocks = m->blocks,
+                                  .chunks = m->chunks,
+                                  .places = m->places };
     for (int a = 0; a < PLAN_ARENA_N; a++) m->in.arena_bytes[a] = UINT64_MAX;
 }
 
@@ -61,21 +75,27 @@ static inline void random_chunks(struct model *m, struct rng *r)
         for (uint32_t k = 0; k < x->n_chunks; k++, n++) {
             uint64_t elems = sizes[pick(r, 7)];
             bool frozen = k >= x->n_chunks_trainable;
-            m->chunks[n] = (struct plan_chunk_in){ .block = b, .offset_bytes = x->param_bytes, .acc_offset_bytes = frozen ? 0 : x->acc_bytes,
-                                                   .frozen = frozen };
+            m->chunks[n] = (struct plan_chunk_in){ .block = b,
+                                                    .offset_bytes = x->param_bytes,
+                                                    .acc_offset_bytes = frozen ? 0 : x->acc_bytes,
+                                                    .frozen = frozen };
             m->chunks[n].bytes[CHUNK_PARAM] = 2 * elems;
             if (!frozen) m->chunks[n].bytes[CHUNK_OPT] = 10 * elems;
             if (!frozen) m->chunks[n].bytes[CHUNK_GRAD] = 2 * elems;
             x->param_bytes += 2 * elems;
             if (!frozen) x->acc_bytes += 4 * elems;
             for (int s = 0; s < CHUNK_STATE_N; s++) /* all host, all NVMe, by state, by chunk */
-                m->chunks[n].home[s] = style == 0 ? CHUNK_HOST : style == 1 ? CHUNK_NVME : style == 2 ? (whole >> s) & 1 : (uint8_t)pick(r, 2);
+                m->chunks[n].home[s] = style == 0   ? CHUNK_HOST
+                                       : style == 1 ? CHUNK_NVME
+                                       : style == 2 ? (whole >> s) & 1
+                                                    : (uint8_t)pick(r, 2);
         }
     }
     m->in.n_chunks = n;
 }
 
-/* Everything the planner may meet: homes, orders, devices, policies, tied and frozen blocks. Arenas without limit. */
+/* Everything the planner may meet: homes, orders, devices, policies, tied and frozen blocks. Arenas
+ * without limit. */
 static inline void random_model(struct model *m, struct rng *r)
 {
     uint32_t n_blocks = 1 + pick(r, 6);
@@ -84,10 +104,16 @@ static inline void random_model(struct model *m, struct rng *r)
     m->blocks = calloc(n_blocks + 1, sizeof *m->blocks);
     m->chunks = calloc(n_blocks * 10 + 1, sizeof *m->chunks);
     m->places = calloc(n_blocks + 3, sizeof *m->places);
-    m->in = (struct plan_input){ .mode = pick(r, 6) == 0 ? PLAN_EVAL : PLAN_TRAIN, .update = (enum plan_update)pick(r, 2),
-                                 .accumulate = (enum plan_accumulate)pick(r, 2), .in_place = pick(r, 2), .n_micro = 1 + pick(r, 4),
-                                 .prefetch = pick(r, 5), .n_blocks = n_blocks, .blocks = m->blocks, .chunks = m->chunks,
-                                 .places = m->places };
+    m->in = (struct plan_input){ .mode = pick(r, 6) == 0 ? PLAN_EVAL : PLAN_TRAIN,
+                                  .update = (enum plan_update)pick(r, 2),
+                                  .accumulate = (enum plan_accumulate)pick(r, 2),
+                                  .in_place = pick(r, 2),
+                                  .n_micro = 1 + pick(r, 4),
+                                  .prefetch = pick(r, 5),
+                                  .n_blocks = n_blocks,
+                                  .blocks = m->blocks,
+                                  .chunks = m->chunks,
+                                  .places = m->places };
     random_chunks(m, r);
     uint32_t act = pick(r, 4), n = 0; /* the same everywhere, or mixed */
     for (uint32_t b = 0; b < n_blocks; b++) m->places[n++].block = b;
@@ -108,7 +134,8 @@ static inline void random_model(struct model *m, struct rng *r)
         m->in.n_own = pick(r, 12);
         m->in.own = m->own = calloc(m->in.n_own + 1, sizeof *m->own);
         for (uint32_t i = 0; i < m->in.n_own; i++)
-            m->own[i] = (struct plan_own_visit){ pick(r, n), (uint8_t)pick(r, 2), pick(r, m->in.n_micro) };
+            m->own[i] =
+                (struct plan_own_visit){ pick(r, n), (uint8_t)pick(r, 2), pick(r, m->in.n_micro) };
     }
 }
 

@@ -1,10 +1,15 @@
-/* tests/engine/test_plan_faults.c - the checker finds faults: every kind of damage below, planted in random plans, is found in every plan where it
- * changes anything. A removed edge changes nothing if another path implies it; the test finds that out by its own full search. */
+/* tests/engine/test_plan_faults.c - the checker finds faults: every kind of damage below, planted
+ * in random plans, is found in every plan where it changes anything. A removed edge changes nothing
+ * if another path implies it; the test finds that out by its own full search. */
 #include "tests/engine/plan_models.h"
 
 #define SEEDS 400
 
-struct victim { struct model m; struct plan *p; struct rng r; };
+struct victim {
+    struct model m;
+    struct plan *p;
+    struct rng r;
+};
 
 static bool victim_make(struct victim *v, uint64_t seed)
 {
@@ -14,8 +19,10 @@ static bool victim_make(struct victim *v, uint64_t seed)
     random_model(&v->m, &v->r);
     if (plan_needs(&v->m.in, least, useful, &err) != STK_OK) return false;
     for (int a = 0; a < PLAN_ARENA_N; a++) /* mostly tight: slots are reused */
-        v->m.in.arena_bytes[a] = least[a] + rng_below(&v->r, (useful[a] - least[a]) / (1 + pick(&v->r, 4)) + 1);
-    return plan_build(&v->m.in, &v->p, NULL, &err) == STK_OK && plan_check(&v->m.in, v->p, &err) == STK_OK;
+        v->m.in.arena_bytes[a] =
+            least[a] + rng_below(&v->r, (useful[a] - least[a]) / (1 + pick(&v->r, 4)) + 1);
+    return plan_build(&v->m.in, &v->p, NULL, &err) == STK_OK &&
+           plan_check(&v->m.in, v->p, &err) == STK_OK;
 }
 
 static bool found(struct victim *v) { return plan_check(&v->m.in, v->p, NULL) == STK_ERR_STATE; }
@@ -26,7 +33,8 @@ static void mirror(struct plan *p)
     uint32_t at = 0;
     for (uint32_t i = 0; i < p->n_nodes; i++) p->nodes[i].n_succ = 0;
     for (uint32_t i = 0; i < p->n_nodes; i++)
-        for (uint32_t e = 0; e < p->nodes[i].n_deps; e++) p->nodes[p->deps[p->nodes[i].first_dep + e]].n_succ++;
+        for (uint32_t e = 0; e < p->nodes[i].n_deps; e++)
+            p->nodes[p->deps[p->nodes[i].first_dep + e]].n_succ++;
     for (uint32_t i = 0; i < p->n_nodes; i++) {
         p->nodes[i].first_succ = at;
         at += p->nodes[i].n_succ;
@@ -45,7 +53,8 @@ static bool reaches(const struct plan *p, uint32_t from, uint32_t to)
     seen[to] = true;
     for (uint32_t i = to + 1; i-- > from;)
         if (seen[i])
-            for (uint32_t e = 0; e < p->nodes[i].n_deps; e++) seen[p->deps[p->nodes[i].first_dep + e]] = true;
+            for (uint32_t e = 0; e < p->nodes[i].n_deps; e++)
+                seen[p->deps[p->nodes[i].first_dep + e]] = true;
     hit = seen[from];
     free(seen);
     return hit;
@@ -61,16 +70,24 @@ static void remove_edge(struct plan *p, uint32_t node, uint32_t edge)
     mirror(p);
 }
 
-/* A copy to damage: the plan's arrays are as long as the counts, plus one element, so edges may be removed in place. */
+/* A copy to damage: the plan's arrays are as long as the counts, plus one element, so edges may be
+ * removed in place. */
 static struct plan *copy_plan(const struct plan *p)
 {
     struct plan *c = calloc(1, sizeof *c);
     *c = *p;
-#define COPY(field, n) c->field = memcpy(calloc((n) + 2u, sizeof *c->field), p->field, (n) * sizeof *c->field)
+#define COPY(field, n)                                                                             \
+    c->field = memcpy(calloc((n) + 2u, sizeof *c->field), p->field, (n) * sizeof *c->field)
     COPY(nodes, p->n_nodes);
-    if (p->n_slots) COPY(slots, p->n_slots); else c->slots = calloc(1, sizeof *c->slots);
+    if (p->n_slots)
+        COPY(slots, p->n_slots);
+    else
+        c->slots = calloc(1, sizeof *c->slots);
     COPY(visits, p->n_visits);
-    if (p->n_deps) COPY(deps, p->n_deps); else c->deps = calloc(1, sizeof *c->deps);
+    if (p->n_deps)
+        COPY(deps, p->n_deps);
+    else
+        c->deps = calloc(1, sizeof *c->deps);
     COPY(succs, p->n_deps);
 #undef COPY
     return c;
@@ -106,7 +123,8 @@ TEST(plan_check_finds_every_missing_edge)
                     removed++;
                     if (!found(&v) && missed++ < 5)
                         printf("# model %" PRIu64 ": edge %u %s -> %u %s is missed\n", seed, d,
-                               plan_kind_name((enum plan_kind)good->nodes[d].kind), i, plan_kind_name((enum plan_kind)good->nodes[i].kind));
+                               plan_kind_name((enum plan_kind)good->nodes[d].kind), i,
+                               plan_kind_name((enum plan_kind)good->nodes[i].kind));
                 }
                 drop_copy(v.p);
             }
@@ -120,7 +138,7 @@ TEST(plan_check_finds_every_missing_edge)
     CHECK(kinds >= 25);
 }
 
-/* --- other damage: returns false where the plan has nothing to damage so --------------------------------------------------------------- */
+/* --- other damage: returns false where the plan has nothing to damage so --- */
 
 static uint32_t any_node(struct victim *v, enum plan_kind kind)
 {
@@ -142,21 +160,24 @@ static bool swap_offsets(struct victim *v)
     for (int tries = 0; tries < 50 && n > 1; tries++) {
         struct plan_slot *a = &v->p->slots[pick(&v->r, n)], *b = &v->p->slots[pick(&v->r, n)];
         uint64_t at = a->offset_bytes;
-        bool overlap_in_time = a->first <= b->last && b->first <= a->last, larger = a->size_bytes > b->size_bytes;
+        bool overlap_in_time = a->first <= b->last && b->first <= a->last,
+             larger = a->size_bytes > b->size_bytes;
         if (a->arena != b->arena || at == b->offset_bytes || !overlap_in_time || !larger) continue;
         a->offset_bytes = b->offset_bytes; /* two that live at once, one upon the other */
         if (a->offset_bytes + a->size_bytes > v->m.in.arena_bytes[a->arena]) return true;
         for (uint32_t i = 0; i < PLAN_ARENA_N; i++) v->p->peak_bytes[i] = 0;
         for (uint32_t i = 0; i < n; i++) {
             uint64_t end = v->p->slots[i].offset_bytes + v->p->slots[i].size_bytes;
-            if (end > v->p->peak_bytes[v->p->slots[i].arena]) v->p->peak_bytes[v->p->slots[i].arena] = end;
+            if (end > v->p->peak_bytes[v->p->slots[i].arena])
+                v->p->peak_bytes[v->p->slots[i].arena] = end;
         }
         return true;
     }
     return false;
 }
 
-/* Turns a node into a norm-less nothing: a second copy of another kind of the same shape would be found by its kind. */
+/* Turns a node into a norm-less nothing: a second copy of another kind of the same shape would be
+ * found by its kind. */
 static bool become(struct victim *v, enum plan_kind kind, uint32_t like)
 {
     struct plan_node *x = node_at(v, kind);
@@ -171,9 +192,18 @@ static bool become(struct victim *v, enum plan_kind kind, uint32_t like)
     v->p->bytes[x->resource] += x->bytes;
     return true;
 }
-static bool duplicate_update(struct victim *v) { return become(v, PLAN_UPDATE, any_node(v, PLAN_UPDATE)); }
-static bool duplicate_write_back(struct victim *v) { return become(v, PLAN_WRITE_BACK, any_node(v, PLAN_WRITE_BACK)); }
-static bool duplicate_cast(struct victim *v) { return become(v, PLAN_GRAD_CAST, any_node(v, PLAN_GRAD_CAST)); }
+static bool duplicate_update(struct victim *v)
+{
+    return become(v, PLAN_UPDATE, any_node(v, PLAN_UPDATE));
+}
+static bool duplicate_write_back(struct victim *v)
+{
+    return become(v, PLAN_WRITE_BACK, any_node(v, PLAN_WRITE_BACK));
+}
+static bool duplicate_cast(struct victim *v)
+{
+    return become(v, PLAN_GRAD_CAST, any_node(v, PLAN_GRAD_CAST));
+}
 static bool second_norm(struct victim *v) { return become(v, PLAN_UPDATE, any_node(v, PLAN_NORM)); }
 
 /* Removes the last node of a kind with all its edges. */
@@ -247,7 +277,10 @@ static bool wrong_source(struct victim *v)
     return true;
 }
 
-static struct plan_visit *any_visit(struct victim *v) { return v->p->n_visits ? &v->p->visits[pick(&v->r, v->p->n_visits)] : NULL; }
+static struct plan_visit *any_visit(struct victim *v)
+{
+    return v->p->n_visits ? &v->p->visits[pick(&v->r, v->p->n_visits)] : NULL;
+}
 
 static bool no_accumulator(struct victim *v)
 {
@@ -268,7 +301,9 @@ static bool no_boundary(struct victim *v)
 static bool other_boundary(struct victim *v)
 {
     struct plan_visit *x = any_visit(v), *y = any_visit(v);
-    if (!x || x->in_slot == PLAN_NO || y->in_slot == PLAN_NO || x->in_slot == y->in_slot || v->m.in.own) return false;
+    if (!x || x->in_slot == PLAN_NO || y->in_slot == PLAN_NO || x->in_slot == y->in_slot ||
+        v->m.in.own)
+        return false;
     x->in_slot = y->in_slot;
     return true;
 }
@@ -300,7 +335,8 @@ static bool wrong_first(struct victim *v)
 static bool wrong_last(struct victim *v)
 {
     struct plan_visit *x = any_visit(v);
-    if (!x || x->dir != PLAN_BACKWARD || v->m.in.blocks[x->block].n_chunks_trainable == 0) return false;
+    if (!x || x->dir != PLAN_BACKWARD || v->m.in.blocks[x->block].n_chunks_trainable == 0)
+        return false;
     x->last_of_block = !x->last_of_block;
     return true;
 }
@@ -321,7 +357,8 @@ static bool wrong_part(struct victim *v)
 static bool not_prefetched(struct victim *v)
 {
     struct plan_node *x = node_at(v, PLAN_UPDATE);
-    if (!x || (!x->prefetched && (v->m.chunks[x->chunk].home[CHUNK_PARAM] == CHUNK_HOST && v->m.chunks[x->chunk].home[CHUNK_OPT] == CHUNK_HOST)))
+    if (!x || (!x->prefetched && (v->m.chunks[x->chunk].home[CHUNK_PARAM] == CHUNK_HOST &&
+                                  v->m.chunks[x->chunk].home[CHUNK_OPT] == CHUNK_HOST)))
         return false;
     x->prefetched = !x->prefetched;
     return true;
@@ -333,19 +370,43 @@ static bool moved_home(struct victim *v)
     struct plan_chunk_in *c = &v->m.chunks[pick(&v->r, v->m.in.n_chunks)];
     int s = pick(&v->r, 3);
     if (c->frozen) return false;
-    c->home[s] = c->home[s] == CHUNK_HOST ? CHUNK_NVME : CHUNK_HOST; /* the input says otherwise than the plan */
+    c->home[s] = c->home[s] == CHUNK_HOST ? CHUNK_NVME
+                                          : CHUNK_HOST; /* the input says otherwise than the plan */
     return true;
 }
 
-static const struct { const char *name; bool (*plant)(struct victim *); } faults[] = {
-    { "swap_offsets", swap_offsets }, { "duplicate_update", duplicate_update }, { "duplicate_write_back", duplicate_write_back },
-    { "duplicate_cast", duplicate_cast }, { "second_norm", second_norm }, { "drop_write_back", drop_write_back },
-    { "drop_fetch", drop_fetch }, { "drop_copy_in", drop_copy_in }, { "drop_update", drop_update }, { "drop_cast", drop_cast },
-    { "drop_save", drop_save }, { "drop_load", drop_load }, { "drop_norm", drop_norm }, { "shrink_arena", shrink_arena },
-    { "wrong_chunk", wrong_chunk }, { "wrong_offset", wrong_offset }, { "wrong_source", wrong_source },
-    { "no_accumulator", no_accumulator }, { "no_boundary", no_boundary }, { "other_boundary", other_boundary },
-    { "other_params", other_params }, { "wrong_micro", wrong_micro }, { "wrong_first", wrong_first }, { "wrong_last", wrong_last },
-    { "wrong_bytes", wrong_bytes }, { "wrong_part", wrong_part }, { "not_prefetched", not_prefetched }, { "moved_home", moved_home },
+static const struct {
+    const char *name;
+    bool (*plant)(struct victim *);
+} faults[] = {
+    { "swap_offsets", swap_offsets },
+    { "duplicate_update", duplicate_update },
+    { "duplicate_write_back", duplicate_write_back },
+    { "duplicate_cast", duplicate_cast },
+    { "second_norm", second_norm },
+    { "drop_write_back", drop_write_back },
+    { "drop_fetch", drop_fetch },
+    { "drop_copy_in", drop_copy_in },
+    { "drop_update", drop_update },
+    { "drop_cast", drop_cast },
+    { "drop_save", drop_save },
+    { "drop_load", drop_load },
+    { "drop_norm", drop_norm },
+    { "shrink_arena", shrink_arena },
+    { "wrong_chunk", wrong_chunk },
+    { "wrong_offset", wrong_offset },
+    { "wrong_source", wrong_source },
+    { "no_accumulator", no_accumulator },
+    { "no_boundary", no_boundary },
+    { "other_boundary", other_boundary },
+    { "other_params", other_params },
+    { "wrong_micro", wrong_micro },
+    { "wrong_first", wrong_first },
+    { "wrong_last", wrong_last },
+    { "wrong_bytes", wrong_bytes },
+    { "wrong_part", wrong_part },
+    { "not_prefetched", not_prefetched },
+    { "moved_home", moved_home },
 };
 
 TEST(plan_check_finds_planted_faults)
@@ -359,13 +420,15 @@ TEST(plan_check_finds_planted_faults)
             v.p = copy_plan(good);
             if (faults[f].plant(&v)) {
                 planted++;
-                if (!found(&v) && missed++ < 3) printf("# model %" PRIu64 ": %s is missed\n", seed, faults[f].name);
+                if (!found(&v) && missed++ < 3)
+                    printf("# model %" PRIu64 ": %s is missed\n", seed, faults[f].name);
             }
             drop_copy(v.p);
             plan_free(good);
             model_free(&v.m);
         }
-        if (missed || planted < 20) printf("# %s: planted %u, missed %u\n", faults[f].name, planted, missed);
+        if (missed || planted < 20)
+            printf("# %s: planted %u, missed %u\n", faults[f].name, planted, missed);
         CHECK(missed == 0 && planted >= 20);
     }
 }

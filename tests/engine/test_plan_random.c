@@ -1,4 +1,5 @@
-/* tests/engine/test_plan_random.c - any input gives a plan that the checker accepts, in any arena that plan_needs calls enough. */
+/* tests/engine/test_plan_random.c - any input gives a plan that the checker accepts, in any arena
+ * that plan_needs calls enough. */
 #include "tests/engine/plan_models.h"
 
 #define SEEDS 1500
@@ -43,10 +44,12 @@ static void try_model(uint64_t seed)
     memcpy(m.in.arena_bytes, useful, sizeof useful);
     build_and_check(&m, seed, "at useful");
     for (int i = 0; i < 3; i++) { /* anything in between, page by page or not */
-        for (int a = 0; a < PLAN_ARENA_N; a++) m.in.arena_bytes[a] = least[a] + rng_below(&r, useful[a] - least[a] + 1);
+        for (int a = 0; a < PLAN_ARENA_N; a++)
+            m.in.arena_bytes[a] = least[a] + rng_below(&r, useful[a] - least[a] + 1);
         build_and_check(&m, seed, "in between");
     }
-    memcpy(m.in.arena_bytes, least, sizeof least); /* one arena ample, the others least: placements must not depend on each other */
+    memcpy(m.in.arena_bytes, least, sizeof least); /* one arena ample, the others least: placements
+                                                      must not depend on each other */
     m.in.arena_bytes[rng_below(&r, PLAN_ARENA_N)] = UINT64_MAX;
     build_and_check(&m, seed, "one ample");
     model_free(&m);
@@ -72,12 +75,17 @@ TEST(plan_below_least_is_refused_with_numbers)
         for (int a = 0; a < PLAN_ARENA_N; a++) {
             enum plan_arena where = PLAN_ARENA_N;
             memcpy(m.in.arena_bytes, least, sizeof least);
-            /* Own order: room for departures is in `least`. Micro-major: accumulators may fit after all, then nothing is saved. */
-            if (least[a] == 0 || m.in.own || (a == PLAN_ARENA_SAVE && m.in.accumulate == PLAN_MICRO_MAJOR)) continue;
+            /* Own order: room for departures is in `least`. Micro-major: accumulators may fit after
+             * all, then nothing is saved. */
+            if (least[a] == 0 || m.in.own ||
+                (a == PLAN_ARENA_SAVE && m.in.accumulate == PLAN_MICRO_MAJOR))
+                continue;
             m.in.arena_bytes[a] = 0;
             stk_error_clear(&err);
-            CHECK(plan_build(&m.in, &p, &where, &err) == STK_ERR_NOMEM && where == (enum plan_arena)a && p == NULL);
-            CHECK(strstr(err.text, plan_arena_name((enum plan_arena)a)) && strstr(err.text, "bytes") && strstr(err.text, "block"));
+            CHECK(plan_build(&m.in, &p, &where, &err) == STK_ERR_NOMEM &&
+                  where == (enum plan_arena)a && p == NULL);
+            CHECK(strstr(err.text, plan_arena_name((enum plan_arena)a)) &&
+                  strstr(err.text, "bytes") && strstr(err.text, "block"));
             refused++;
         }
         model_free(&m);
