@@ -20,7 +20,7 @@
 struct export_opts { const char *checkpoint, *out, *model; };
 
 static const struct opt_row rows[] = {
-    { "checkpoint", OPT_STRING, offsetof(struct export_opts, checkpoint), .arg = "DIR", .help = "one checkpoint, or a folder of them: the newest", .required = true },
+    { "checkpoint", OPT_STRING, offsetof(struct export_opts, checkpoint), .arg = "DIR", .help = "one checkpoint; or a folder of them, or the --out of a run: the newest", .required = true },
     { "out", OPT_STRING, offsetof(struct export_opts, out), .arg = "DIR", .help = "the folder to make; must not hold anything", .required = true },
     { "model", OPT_STRING, offsetof(struct export_opts, model), .arg = "DIR", .help = "where config and tokenizer are; default: as the checkpoint says" },
 };
@@ -115,7 +115,13 @@ static stk_status find_checkpoint(struct export *x, const char *given, struct st
     uint64_t step;
     bool itself = manifest && access(manifest, F_OK) == 0;
     sys_free(manifest);
-    if (!itself && manifest_newest(given, &newest, &step, &note, NULL) == STK_OK) x->path = newest;
+    char *below = itself ? NULL : sys_format("%s/checkpoints", given); /* the --out of a run */
+    if (below && access(below, F_OK) != 0) {
+        sys_free(below);
+        below = sys_strdup(given);
+    }
+    if (below && manifest_newest(below, &newest, &step, &note, NULL) == STK_OK) x->path = newest;
+    sys_free(below);
     if (note) printf("%s\n", note);
     sys_free(note);
     if (!x->path) x->path = sys_strdup(given);

@@ -86,6 +86,7 @@ static const struct run_row {
     { T, { "loss-scale", OPT_DOUBLE, AT(loss_scale), .min = 1e-3, .max = 1e30, .arg = "X", .help = "first value, with --dtype fp16; default 65536" } },
     { A, { "storage", OPT_CHOICE, AT(storage), "auto", .choices = storage_names, .arg = "NAME", .help = "how --nvme is accessed; sim: in memory, with --simulate" } },
     { A, { "simulate", OPT_U64, AT(sim_seed), .min = 0, .max = BIG, .arg = "SEED", .help = "one thread, virtual time, order by seed: for tests" } },
+    { A, { "sim-faults", OPT_U64, AT(sim_faults), .min = 0, .max = 1e6, .arg = "PPM", .help = "with --storage sim: faults of each kind per million requests" } },
     { A, { "chunk", OPT_U64, AT(chunk), .min = 2048, .max = 1 << 28, .arg = "N", .help = "parameters that move together; default 524288; for tests" } },
     { FOR_TRAIN, { "progress", OPT_CHOICE, AT(progress), "auto", .choices = progress_names, .arg = "NAME", .help = "lines: every step; auto: at most one a second off a terminal" } },
     { FOR_EVAL, { "json", OPT_STRING, AT(json), .arg = "FILE", .help = "write the result as a JSON object" } },

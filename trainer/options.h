@@ -19,7 +19,7 @@ enum progress_kind { PROGRESS_AUTO, PROGRESS_LINES, PROGRESS_NONE };
 struct run_opts {
     const char *config_file;
     const char *model, *data, *out, *eval_data, *log, *dump_gradients, *plan, *trace, *json, *logits;
-    uint64_t steps, eval_every, seq, batch, micro_batch, warmup, checkpoint_every, keep_checkpoints, seed, sim_seed;
+    uint64_t steps, eval_every, seq, batch, micro_batch, warmup, checkpoint_every, keep_checkpoints, seed, sim_seed, sim_faults;
     double epochs;
     uint64_t device_memory, host_memory, threads, update_threads, prefetch, chunk;
     double lr, weight_decay, beta1, beta2, eps, clip, loss_scale;

@@ -22,6 +22,7 @@ static stk_status check_tiers(const struct run_opts *o, uint32_t verb, struct st
     if (verb != FOR_EVAL) off = off && o->optimizer_state == 1 && o->grads == 1;
     if (o->nvme.n && off) REFUSE("--nvme has no effect: no state is allowed to be there by the options that place it");
     if (sim && !simulate) REFUSE("--storage sim keeps the disk in memory and needs --simulate SEED");
+    if (o->sim_faults && !sim) REFUSE("--sim-faults has no effect without --storage sim");
     if (o->device == STK_DEVICE_SIM && !simulate) REFUSE("--device sim has modelled time and needs --simulate SEED");
     if (o->device == STK_DEVICE_HOST && run_opts_given(o, "device-memory"))
         REFUSE("--device-memory has no effect with --device host, which has no memory of its own: use --host-memory, or --device host:discrete");

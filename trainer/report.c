@@ -258,4 +258,5 @@ void report_end(const struct report *r, const struct train *t)
     printf("%" PRIu64 " steps in %.1f s, %.0f tok/s, %.1f %% of the steps' time waited for data, peak memory %s\n", n, wall,
            r->step_s > 0 ? (double)(n * t->o.batch * t->o.seq) / r->step_s : 0, r->step_s > 0 ? 100 * r->exposed_s / r->step_s : 0,
            mem_size_format(mem_peak_bytes(), rss));
+    if (run_opts_given(&t->o, "simulate")) printf("trace      %016" PRIx64 "\n", stk_trace_hash(t->r.e));
 }

@@ -26,6 +26,20 @@ static stk_status open_files(struct run *r, struct stk_error *err)
     return tokens_check_seq(r->data, r->opts->seq, err);
 }
 
+/* A disk in memory, in virtual time: about a middling NVMe drive. */
+static stk_status open_sim_disk(struct run *r, stk_config *c, struct stk_error *err)
+{
+    uint32_t ppm = (uint32_t)r->opts->sim_faults;
+    STK_TRY(io_sim_disk_new(1ull << 46, &r->sim_disk, err));
+    r->sim = (struct io_sim_cfg){ .disk = r->sim_disk, .seed = r->opts->sim_seed, .latency_ns = 80000, .read_bytes_per_s = 3e9,
+                                  .write_bytes_per_s = 2e9,
+                                  .faults = { .read_error_ppm = ppm, .write_error_ppm = ppm, .short_ppm = ppm, .no_space_ppm = ppm,
+                                              .flip_bit_ppm = ppm, .rot_bit_ppm = ppm, .misdirect_ppm = ppm, .lost_write_ppm = ppm,
+                                              .lost_completion_ppm = ppm, .late_ppm = ppm, .reorder_ppm = ppm, .late_ns = 10000000 } };
+    c->sim_disk = &r->sim;
+    return STK_OK;
+}
+
 static stk_status open_engine(struct run *r, bool eval, bool logits, struct stk_error *err)
 {
     struct model_opts m;
@@ -36,6 +50,7 @@ static stk_status open_engine(struct run *r, bool eval, bool logits, struct stk_
     STK_TRY(model_open(&r->src.cfg, &m, &r->model, err));
     run_opts_engine(r->opts, &c);
     c.client_numerics = model_numerics(r->model);
+    if (c.storage == STK_STORAGE_SIM) STK_TRY(open_sim_disk(r, &c, err));
     STK_TRY(run_engine(r, stk_open(&c, &r->e), err));
     STK_TRY(model_describe(r->model, r->e, err));
     return run_engine(r, stk_reserve(r->e, STK_ON_HOST, "file buffers", RUN_BUF_BYTES + 4 * micro_tokens(r) * sizeof(int32_t), &r->h_buf), err);
@@ -63,10 +78,12 @@ stk_status run_seal(struct run *r, bool dry, struct stk_error *err)
 void run_close(struct run *r)
 {
     stk_close(r->e);
+    io_sim_disk_free(r->sim_disk);
     model_close(r->model);
     if (r->data) tokens_close(r->data);
     source_close(&r->src);
     r->e = NULL;
+    r->sim_disk = NULL;
     r->model = NULL;
     r->data = NULL;
 }

@@ -7,6 +7,7 @@
 #define TRAINER_RUN_H
 
 #include "formats/tokens.h"
+#include "nvme/io_sim.h"
 #include "trainer/options.h"
 #include "trainer/pulse.h"
 #include "trainer/source.h"
@@ -18,6 +19,8 @@ struct run {
     struct model *model;
     stk_engine *e;
     struct pulse *pulse;           /* borrowed; may be NULL */
+    struct io_sim_disk *sim_disk;  /* --storage sim */
+    struct io_sim_cfg sim;
     uint32_t h_buf;
     void *buf;                     /* RUN_BUF_BYTES, after run_seal */
     int32_t *ids, *targets, *position, *first_key; /* of one micro-batch */
