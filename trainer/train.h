@@ -39,7 +39,8 @@ void train_close(struct train *t);
 stk_status train_check_room(const struct train *t, struct stk_error *err);
 
 /* train_state.c */
-stk_status train_resume_find(struct train *t, struct stk_error *err);   /* reads the newest checkpoint's manifest, checks that it fits */
+stk_status train_resume_find(struct train *t, struct stk_error *err);   /* before run_open: the newest checkpoint's manifest; `--matmul auto` becomes its choice */
+stk_status train_resume_check(const struct train *t, struct stk_error *err); /* after run_open: does it fit this run */
 stk_status train_resume_load(struct train *t, struct stk_error *err);   /* after run_seal */
 /* Writes a checkpoint. A full or failing disk is an alarm and no error (CKP-37); *written says which. */
 stk_status train_save(struct train *t, bool *written, struct stk_error *err);

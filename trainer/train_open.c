@@ -30,6 +30,20 @@ static stk_status count_steps(struct train *t, struct stk_error *err)
     return STK_OK;
 }
 
+/* The first window with a target, so that a mask that hides everything is refused before anything is written. */
+static stk_status check_targets(struct train *t, struct stk_error *err)
+{
+    uint64_t seq = t->o.seq, n = 0;
+    int32_t *v = sys_calloc(4 * seq, sizeof *v);
+    if (!v) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a window of %" PRIu64 " tokens", seq);
+    stk_status st = STK_OK;
+    for (uint64_t w = 0; w < t->n_windows && n == 0 && st == STK_OK; w++)
+        st = tokens_window(t->r.data, seq, w, v, v + seq, v + 2 * seq, v + 3 * seq, &n, err);
+    sys_free(v);
+    if (st != STK_OK || n > 0) return st;
+    return stk_error_set(err, STK_ERR_CONFIG, 0, "--data %s: no window holds a target: the loss mask leaves nothing to learn", t->o.data);
+}
+
 static stk_status check_side_file(const char *option, const char *path, struct stk_error *err)
 {
     if (!path) return STK_OK;
@@ -95,10 +109,12 @@ stk_status train_check_room(const struct train *t, struct stk_error *err) { retu
 stk_status train_open(struct train *t, struct stk_error *err)
 {
     STK_TRY(check_paths(t, err));
+    if (t->o.resume) STK_TRY(train_resume_find(t, err));
     STK_TRY(run_open(&t->r, &t->o, false, false, err));
     STK_TRY(count_steps(t, err));
+    STK_TRY(check_targets(t, err));
     STK_TRY(open_eval(t, err));
-    if (t->o.resume) STK_TRY(train_resume_find(t, err));
+    if (t->o.resume) STK_TRY(train_resume_check(t, err));
     STK_TRY(check_room(t, err));
     STK_TRY(token_order_new(t->n_windows, t->o.seed, &t->order, err));
     t->windows = sys_calloc(t->o.batch, sizeof *t->windows);

@@ -56,16 +56,14 @@ stk_status train_check_out(const struct train *t, struct stk_error *err)
     struct stat st;
     STK_TRY(hf_check_writable("--out", o->out, err));
     if (stat(o->out, &st) != 0 || o->resume) return STK_OK;
+    if (!is_empty(t->ckpt_dir))
+        return stk_error_set(err, STK_ERR_STATE, 0, "--out %s: holds checkpoints of an earlier run: go on with --resume, or choose another folder", o->out);
     DIR *d = opendir(o->out);
     if (!d) return stk_error_set(err, STK_ERR_IO, errno, "--out %s: %s", o->out, strerror(errno));
     stk_status status = STK_OK;
     for (const struct dirent *e; status == STK_OK && (e = readdir(d)) != NULL;) {
         if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0 || is_known(t, e->d_name)) continue;
-        if (strcmp(e->d_name, "checkpoints") == 0) {
-            if (!is_empty(t->ckpt_dir))
-                status = stk_error_set(err, STK_ERR_STATE, 0, "--out %s: holds checkpoints of an earlier run: go on with --resume, or choose another folder", o->out);
-            continue;
-        }
+        if (strcmp(e->d_name, "checkpoints") == 0) continue;
         status = stk_error_set(err, STK_ERR_STATE, 0, "--out %s: holds %s already: choose another folder, nothing is overwritten", o->out, e->d_name);
     }
     closedir(d);
@@ -83,7 +81,7 @@ static stk_status differs(const struct train *t, const char *option, uint64_t th
                          t->resume_path, option, there, here);
 }
 
-static stk_status check_client(struct train *t, struct stk_error *err)
+static stk_status check_client(const struct train *t, struct stk_error *err)
 {
     const json_t *c = t->resume_client;
     const char *hash = json_string_value(json_object_get(c, "data_hash"));
@@ -113,6 +111,14 @@ static void warn_changes(const struct train *t)
         printf("warning: --lr was %g and is now %g\n", json_number_value(json_object_get(c, "lr")), t->o.lr);
 }
 
+/* `auto` is a measurement and may come out otherwise today: the first run's choice holds. */
+static void take_matmul(struct train *t, const char *numerics)
+{
+    if (t->o.matmul != STK_MATMUL_AUTO || !numerics) return;
+    if (strstr(numerics, ";matmul=bf16;")) t->o.matmul = STK_MATMUL_BF16;
+    else if (strstr(numerics, ";matmul=f32;")) t->o.matmul = STK_MATMUL_F32;
+}
+
 stk_status train_resume_find(struct train *t, struct stk_error *err)
 {
     char *note = NULL;
@@ -130,12 +136,18 @@ stk_status train_resume_find(struct train *t, struct stk_error *err)
     if (st != STK_OK) return st == STK_END ? STK_ERR_STATE : st;
     STK_TRY(manifest_read(t->resume_path, false, &doc, err));
     t->resume_client = json_incref(json_object_get(doc, "client"));
+    take_matmul(t, json_string_value(json_object_get(doc, "numerics")));
     t->step = get_u64(doc, "step");
     t->updates = get_u64(doc, "updates");
     json_decref(doc);
     t->position = get_u64(t->resume_client, "position");
     t->tokens_done = get_u64(t->resume_client, "tokens");
     t->saved_step = t->step;
+    return STK_OK;
+}
+
+stk_status train_resume_check(const struct train *t, struct stk_error *err)
+{
     STK_TRY(check_client(t, err));
     warn_changes(t);
     return STK_OK;
