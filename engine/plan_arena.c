@@ -1,15 +1,18 @@
 /* engine/plan_arena.c - where slots lie: a timeline allocator in program order.
  *
- * Owns: segments and slots of a builder. Must not know: why a slot is wanted. Thread: the one that builds. Two kinds of arenas: rings, whose slots are
- * all used up when the next is taken (streams of chunks), and general ones. General: best window of free bytes, where "best" is: drops
- * no cached block, or those needed latest; then bytes whose last use is longest ago, so that a new slot rarely waits; then lowest. */
+ * Owns: segments and slots of a builder. Must not know: why a slot is wanted. Thread: the one that
+ * builds. Two kinds of arenas: rings, whose slots are all used up when the next is taken (streams
+ * of chunks), and general ones. General: best window of free bytes, where "best" is: drops no
+ * cached block, or those needed latest; then bytes whose last use is longest ago, so that a new
+ * slot rarely waits; then lowest. */
 #include "base/sys.h"
 #include "engine/plan_impl.h"
 
 #include <inttypes.h>
 #include <string.h>
 
-/* How many visits must lie between a copy out of a slot and its reuse, before an arena without limit grows instead. */
+/* How many visits must lie between a copy out of a slot and its reuse, before an arena without
+ * limit grows instead. */
 #define SLOW_VISITS 2u
 
 bool plan_grow(struct plan_builder *b, void **base, uint32_t *n, uint32_t *cap, size_t elem_bytes)
@@ -24,7 +27,8 @@ bool plan_grow(struct plan_builder *b, void **base, uint32_t *n, uint32_t *cap, 
         return true;
     }
     if (b->status == STK_OK)
-        b->status = stk_error_set(b->err, STK_ERR_NOMEM, 0, "no memory for a plan of %u nodes", b->p->n_nodes);
+        b->status = stk_error_set(b->err, STK_ERR_NOMEM, 0, "no memory for a plan of %u nodes",
+                                  b->p->n_nodes);
     *n = 0;
     return *cap > 0;
 }
@@ -39,7 +43,8 @@ void plan_list_add(struct plan_builder *b, uint32_t *head, uint32_t node)
 
 bool plan_arena_is_ring(enum plan_arena a)
 {
-    return a == PLAN_ARENA_CAST || a == PLAN_ARENA_BOUNCE || a == PLAN_ARENA_UPDATE || a == PLAN_ARENA_GRAD;
+    return a == PLAN_ARENA_CAST || a == PLAN_ARENA_BOUNCE || a == PLAN_ARENA_UPDATE ||
+           a == PLAN_ARENA_GRAD;
 }
 
 void plan_slot_retire(struct plan_builder *b, uint32_t slot)
@@ -75,36 +80,37 @@ static uint32_t find_segment(const struct plan_timeline *t, uint64_t at)
 }
 
 /* Replaces segments [at, at + n_old) by n_new <= 3 others. */
-static void splice(struct plan_builder *b, struct plan_timeline *t, uint32_t at, uint32_t n_old, const struct plan_seg *new_segs,
-                   uint32_t n_new)
+static void splice(struct plan_builder *b, struct plan_timeline *t, uint32_t at, uint32_t n_old,
+                   const struct plan_seg *new_segs, uint32_t n_new)
 {
     for (uint32_t k = 0; k < 3; k++) { /* room for two more than there are */
         uint32_t n = t->n + k;
-        if (!plan_grow(b, (void **)&t->segs, &n, &t->cap, sizeof *t->segs) || b->status != STK_OK) return;
+        if (!plan_grow(b, (void **)&t->segs, &n, &t->cap, sizeof *t->segs) || b->status != STK_OK)
+            return;
     }
-    if (n_new != n_old) memmove(t->segs + at + n_new, t->segs + at + n_old, (t->n - at - n_old) * sizeof *t->segs);
+    if (n_new != n_old)
+        memmove(t->segs + at + n_new, t->segs + at + n_old, (t->n - at - n_old) * sizeof *t->segs);
     memcpy(t->segs + at, new_segs, n_new * sizeof *t->segs);
     t->n = t->n + n_new - n_old;
 }
 
-/* Gives [begin, begin + size) to `slot`, whose first writers will depend on the last users of what was there. */
-static void take(struct plan_builder *b, struct plan_timeline *t, uint64_t begin, uint64_t size, uint32_t slot)
+/* Gives [begin, begin + size) to `slot`, whose first writers will depend on the last users of what
+ * was there. */
+static void take(struct plan_builder *b, struct plan_timeline *t, uint64_t begin, uint64_t size,
+                 uint32_t slot)
 {
     uint64_t end = begin + size;
     struct plan_seg pieces[3];
     uint32_t n_pieces = 0, first, n_old = 0;
-    if (begin > t->high) { /* a ring that wrapped never leaves a hole; kept for safety of the cover */
-        struct plan_seg hole = { t->high, begin, PLAN_NO };
-        splice(b, t, t->n, 0, &hole, 1);
-        t->high = begin;
-    }
+    STK_ASSERT(begin <= t->high); /* a ring's cursor never leaves a hole */
     first = find_segment(t, begin);
     if (first < t->n && t->segs[first].begin < begin)
         pieces[n_pieces++] = (struct plan_seg){ t->segs[first].begin, begin, t->segs[first].slot };
     pieces[n_pieces++] = (struct plan_seg){ begin, end, slot };
     for (uint32_t i = first; i < t->n && t->segs[i].begin < end; i++, n_old++) {
         uint32_t old = t->segs[i].slot;
-        if (t->segs[i].end > end) pieces[n_pieces++] = (struct plan_seg){ end, t->segs[i].end, old };
+        if (t->segs[i].end > end)
+            pieces[n_pieces++] = (struct plan_seg){ end, t->segs[i].end, old };
         if (old == PLAN_NO) continue;
         if (b->slot_state[old].live) evict(b, old);
         for (uint32_t u = b->slot_state[old].users; u != PLAN_NO; u = b->links[u].next)
@@ -114,11 +120,15 @@ static void take(struct plan_builder *b, struct plan_timeline *t, uint64_t begin
     if (end > t->high) t->high = end;
 }
 
-struct window { uint64_t begin; uint32_t next_use, age; bool grows; };
+struct window {
+    uint64_t begin;
+    uint32_t next_use, age;
+    bool grows;
+};
 
 /* Looks at [begin, begin + size) where segment i begins. False: something in it must stay. */
-static bool look(const struct plan_builder *b, const struct plan_timeline *t, uint32_t i, uint64_t size, uint32_t upto,
-                 struct window *w)
+static bool look(const struct plan_builder *b, const struct plan_timeline *t, uint32_t i,
+                 uint64_t size, uint32_t upto, struct window *w)
 {
     w->begin = i < t->n ? t->segs[i].begin : t->high;
     uint64_t end = w->begin + size;
@@ -130,20 +140,23 @@ static bool look(const struct plan_builder *b, const struct plan_timeline *t, ui
         if (slot == PLAN_NO) continue;
         const struct plan_slot_state *s = &b->slot_state[slot];
         if (s->live) {
-            if (upto == PLAN_NO || s->block == PLAN_NO || s->block == b->uses[b->use].block) return false;
+            if (upto == PLAN_NO || s->block == PLAN_NO || s->block == b->uses[b->use].block)
+                return false;
             uint32_t next = b->block_next_use[s->block];
             if (next <= upto || t->capacity == UINT64_MAX) return false;
             if (next < w->next_use) w->next_use = next;
             continue;
         }
-        if (t->capacity == UINT64_MAX && !b->tuning.tight && s->slow && b->visits_emitted < s->retired_visit + SLOW_VISITS)
+        if (t->capacity == UINT64_MAX && !b->tuning.tight && s->slow &&
+            b->visits_emitted < s->retired_visit + SLOW_VISITS)
             return false;
         if (b->p->slots[slot].last + 1 > w->age) w->age = b->p->slots[slot].last + 1;
     }
     return true;
 }
 
-static bool better(const struct plan_builder *b, const struct plan_timeline *t, const struct window *x, const struct window *y)
+static bool better(const struct plan_builder *b, const struct plan_timeline *t,
+                   const struct window *x, const struct window *y)
 {
     if (b->tuning.tight && x->next_use == y->next_use) return false; /* the lowest */
     if (t->capacity == UINT64_MAX && x->grows != y->grows) return y->grows;
@@ -151,7 +164,8 @@ static bool better(const struct plan_builder *b, const struct plan_timeline *t, 
     return x->age < y->age;
 }
 
-static bool find_window(const struct plan_builder *b, const struct plan_timeline *t, uint64_t size, uint32_t upto, uint64_t *begin)
+static bool find_window(const struct plan_builder *b, const struct plan_timeline *t, uint64_t size,
+                        uint32_t upto, uint64_t *begin)
 {
     struct window best = { 0 }, w;
     bool found = false;
@@ -166,7 +180,8 @@ static bool find_window(const struct plan_builder *b, const struct plan_timeline
     return found;
 }
 
-uint32_t plan_slot_new(struct plan_builder *b, enum plan_arena a, uint64_t bytes, uint32_t block, uint32_t upto)
+uint32_t plan_slot_new(struct plan_builder *b, enum plan_arena a, uint64_t bytes, uint32_t block,
+                       uint32_t upto)
 {
     struct plan_timeline *t = &b->arena[a];
     uint64_t size = plan_page_up(bytes), begin = 0;
@@ -180,33 +195,40 @@ uint32_t plan_slot_new(struct plan_builder *b, enum plan_arena a, uint64_t bytes
         return PLAN_NO;
     }
     uint32_t cap = b->cap_slots;
-    if (!plan_grow(b, (void **)&b->p->slots, &b->p->n_slots, &b->cap_slots, sizeof *b->p->slots) || b->status != STK_OK)
+    if (!plan_grow(b, (void **)&b->p->slots, &b->p->n_slots, &b->cap_slots, sizeof *b->p->slots) ||
+        b->status != STK_OK)
         return PLAN_NO;
     if (!b->slot_state || cap != b->cap_slots) {
         uint32_t n = cap;
-        if (!plan_grow(b, (void **)&b->slot_state, &n, &cap, sizeof *b->slot_state) || b->status != STK_OK) return PLAN_NO;
+        if (!plan_grow(b, (void **)&b->slot_state, &n, &cap, sizeof *b->slot_state) ||
+            b->status != STK_OK)
+            return PLAN_NO;
     }
     uint32_t slot = b->p->n_slots++;
     b->p->slots[slot] = (struct plan_slot){ (uint8_t)a, begin, size, PLAN_NO, 0 };
-    b->slot_state[slot] = (struct plan_slot_state){ .users = PLAN_NO, .before = PLAN_NO, .block = block, .live = true };
+    b->slot_state[slot] = (struct plan_slot_state){
+        .users = PLAN_NO, .before = PLAN_NO, .block = block, .live = true
+    };
     take(b, t, begin, size, slot);
     return slot;
 }
 
-uint32_t plan_slot_must(struct plan_builder *b, enum plan_arena a, uint64_t bytes, uint32_t block, uint32_t upto)
+uint32_t plan_slot_must(struct plan_builder *b, enum plan_arena a, uint64_t bytes, uint32_t block,
+                        uint32_t upto)
 {
     uint32_t slot = plan_slot_new(b, a, bytes, a == PLAN_ARENA_PARAM ? block : PLAN_NO, upto);
     if (slot != PLAN_NO || b->status != STK_OK) return slot;
     uint64_t live = 0, capacity = b->arena[a].capacity, need = plan_page_up(bytes);
     for (uint32_t i = 0; i < b->arena[a].n; i++) {
         const struct plan_seg *s = &b->arena[a].segs[i];
-        if (s->slot != PLAN_NO && b->slot_state[s->slot].live && upto == PLAN_NO) live += s->end - s->begin;
+        if (s->slot != PLAN_NO && b->slot_state[s->slot].live && upto == PLAN_NO)
+            live += s->end - s->begin;
     }
     uint64_t lacks = live + need > capacity ? live + need - capacity : need;
     b->short_arena = a;
     b->status = stk_error_set(b->err, STK_ERR_NOMEM, 0,
-                              "arena %s: block %u needs %" PRIu64 " bytes, of %" PRIu64 " bytes %" PRIu64
-                              " are in use: it lacks at least %" PRIu64 " bytes", plan_arena_name(a), block, need, capacity, live,
-                              lacks);
+                              "arena %s: block %u needs %" PRIu64 " bytes, of %" PRIu64
+                              " bytes %" PRIu64 " are in use: it lacks at least %" PRIu64 " bytes",
+                              plan_arena_name(a), block, need, capacity, live, lacks);
     return PLAN_NO;
 }

@@ -1,8 +1,10 @@
-/* engine/plan_build.c - builds a plan: first the update of the step before, then the visits in their order, each with what must be there.
+/* engine/plan_build.c - builds a plan: first the update of the step before, then the visits in
+ * their order, each with what must be there.
  *
- * Owns: the plan until it is handed out. Must not know: time, pointers, devices, rings. Any thread; a pure function of its input. A build that runs out of
- * room for activations is repeated with fewer loads ahead, at last with lowest offsets and nothing ahead: exactly the build that plan_needs
- * measures, so the least capacities always suffice. */
+ * Owns: the plan until it is handed out. Must not know: time, pointers, devices, rings. Any thread;
+ * a pure function of its input. A build that runs out of room for activations is repeated with
+ * fewer loads ahead, at last with lowest offsets and nothing ahead: exactly the build that
+ * plan_needs measures, so the least capacities always suffice. */
 #include "base/sys.h"
 #include "engine/plan_impl.h"
 
@@ -15,19 +17,22 @@ static void visit_slot(struct plan_builder *b, uint32_t slot)
     plan_node_deps(b, users != PLAN_NO ? users : b->slot_state[slot].before);
 }
 
-/* The node of a visit. It waits for the visit before (one stream), its slots' writers, and in place for the update of its block. */
+/* The node of a visit. It waits for the visit before (one stream), its slots' writers, and in place
+ * for the update of its block. */
 static void emit_visit(struct plan_builder *b, uint32_t visit)
 {
     struct plan_visit *v = &b->p->visits[visit];
     const struct plan_block_in *x = &b->in->blocks[v->block];
-    const uint32_t slots[] = { v->param_slot, v->acc_slot, v->in_slot, v->out_slot, v->full_slot, v->flow_slot };
+    const uint32_t slots[] = { v->param_slot, v->acc_slot,  v->in_slot,
+                               v->out_slot,   v->full_slot, v->flow_slot };
     struct plan_node *node = plan_node_begin(b, PLAN_VISIT, PLAN_RUN_VISITS);
     node->block = v->block;
     node->visit = visit;
     plan_node_dep(b, b->last_visit_node);
     if (visit == 0) plan_node_dep(b, b->join);
     if (!b->block_staged[v->block] && !b->block_waited[v->block] && b->join == PLAN_NO)
-        for (uint32_t k = 0; k < x->n_chunks_trainable; k++) plan_node_dep(b, b->update_node[x->first_chunk + k]);
+        for (uint32_t k = 0; k < x->n_chunks_trainable; k++)
+            plan_node_dep(b, b->update_node[x->first_chunk + k]);
     b->block_waited[v->block] = true;
     for (uint32_t k = 0; k < 6; k++) visit_slot(b, slots[k]);
     v->node = b->last_visit_node = plan_node_end(b);
@@ -64,7 +69,8 @@ static void own_accumulators(struct plan_builder *b)
 {
     for (uint32_t i = 0; i < b->in->n_blocks && b->status == STK_OK; i++)
         if (b->in->blocks[i].acc_bytes)
-            b->acc_slot[i] = plan_slot_must(b, PLAN_ARENA_ACC, b->in->blocks[i].acc_bytes, i, PLAN_NO);
+            b->acc_slot[i] =
+                plan_slot_must(b, PLAN_ARENA_ACC, b->in->blocks[i].acc_bytes, i, PLAN_NO);
 }
 
 static void run(struct plan_builder *b)
@@ -80,24 +86,27 @@ static void run(struct plan_builder *b)
     if (b->status == STK_OK) plan_emit_norm(b);
 }
 
-/* --- set-up and finish ------------------------------------------------------------------------------------------------------- */
+/* --- set-up and finish --- */
 
 static void *table(struct plan_builder *b, size_t n, size_t elem_bytes, int fill)
 {
     void *p = sys_calloc(n + 1, elem_bytes);
     if (p && fill) memset(p, fill, (n + 1) * elem_bytes);
-    if (!p && b->status == STK_OK) b->status = stk_error_set(b->err, STK_ERR_NOMEM, 0, "no memory for building a plan");
+    if (!p && b->status == STK_OK)
+        b->status = stk_error_set(b->err, STK_ERR_NOMEM, 0, "no memory for building a plan");
     return p;
 }
 
 static void set_up_tables(struct plan_builder *b)
 {
     const struct plan_input *in = b->in;
-    size_t cells = ((size_t)in->n_places + 1) * in->n_micro, nb = in->n_blocks, nc = in->n_chunks, nv = b->p->n_visits;
+    size_t cells = ((size_t)in->n_places + 1) * in->n_micro, nb = in->n_blocks, nc = in->n_chunks,
+           nv = b->p->n_visits;
     b->uses = table(b, nv, sizeof *b->uses, 0);
     b->use_of = table(b, nv, 4, 0);
     uint32_t **per_block[] = { &b->block_slot, &b->block_next_use, &b->acc_slot, &b->acc_saved };
-    uint32_t **per_chunk[] = { &b->update_node, &b->write_param, &b->write_opt, &b->fetch_grad, &b->order, &b->casts };
+    uint32_t **per_chunk[] = { &b->update_node, &b->write_param, &b->write_opt,
+                               &b->fetch_grad,  &b->order,       &b->casts };
     uint32_t **per_cell[] = { &b->bound, &b->full, &b->bound_saved, &b->full_saved };
     for (int i = 0; i < 4; i++) *per_block[i] = table(b, nb, 4, 0xff);
     for (int i = 0; i < 6; i++) *per_chunk[i] = table(b, nc, 4, 0xff);
@@ -126,12 +135,15 @@ static void set_up(struct plan_builder *b)
         acc += plan_page_up(x->acc_bytes);
         b->block_staged[i] = !in->in_place && x->param_bytes > 0;
         for (uint32_t k = 0; k < x->n_chunks; k++)
-            if (in->chunks[x->first_chunk + k].home[CHUNK_PARAM] == CHUNK_NVME) b->block_staged[i] = true;
+            if (in->chunks[x->first_chunk + k].home[CHUNK_PARAM] == CHUNK_NVME)
+                b->block_staged[i] = true;
     }
-    b->swap_acc = in->mode == PLAN_TRAIN && !in->own && !in->in_place && in->accumulate == PLAN_MICRO_MAJOR && in->n_micro > 1 &&
+    b->swap_acc = in->mode == PLAN_TRAIN && !in->own && !in->in_place &&
+                  in->accumulate == PLAN_MICRO_MAJOR && in->n_micro > 1 &&
                   (b->tuning.tight || acc > in->arena_bytes[PLAN_ARENA_ACC]);
     for (uint32_t i = 0; i < in->n_places; i++)
-        if (plan_has_input(in, i) && in->places[i].in_bytes > b->flow_bytes) b->flow_bytes = in->places[i].in_bytes;
+        if (plan_has_input(in, i) && in->places[i].in_bytes > b->flow_bytes)
+            b->flow_bytes = in->places[i].in_bytes;
     for (uint32_t i = 0; i < b->p->n_visits; i++)
         if (b->p->visits[i].dir == PLAN_BACKWARD) b->flow_left[b->p->visits[i].micro]++;
 }
@@ -165,10 +177,12 @@ static stk_status finish(struct plan_builder *b)
 
 static void tear_down(struct plan_builder *b)
 {
-    void *const all[] = { b->mark, b->slot_state, b->links, b->uses, b->use_of, b->block_slot, b->block_next_use, b->acc_slot,
-                          b->acc_saved, b->block_staged, b->block_waited, b->update_node, b->write_param, b->write_opt,
-                          b->fetch_grad, b->order, b->casts, b->bound, b->full, b->bound_saved, b->full_saved, b->flow,
-                          b->flow_left, b->forward_done };
+    void *const all[] = { b->mark,        b->slot_state,   b->links,          b->uses,
+                          b->use_of,      b->block_slot,   b->block_next_use, b->acc_slot,
+                          b->acc_saved,   b->block_staged, b->block_waited,   b->update_node,
+                          b->write_param, b->write_opt,    b->fetch_grad,     b->order,
+                          b->casts,       b->bound,        b->full,           b->bound_saved,
+                          b->full_saved,  b->flow,         b->flow_left,      b->forward_done };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) sys_free(all[i]);
     for (int a = 0; a < PLAN_ARENA_N; a++) sys_free(b->arena[a].segs);
 }
@@ -184,8 +198,8 @@ void plan_free(struct plan *p)
     sys_free(p);
 }
 
-stk_status plan_build_once(const struct plan_input *in, struct plan_tuning t, struct plan **out, enum plan_arena *short_arena,
-                           struct stk_error *err)
+stk_status plan_build_once(const struct plan_input *in, struct plan_tuning t, struct plan **out,
+                           enum plan_arena *short_arena, struct stk_error *err)
 {
     struct plan_builder b = { .in = in, .tuning = t, .err = err, .short_arena = PLAN_ARENA_N };
     *out = NULL;
@@ -204,7 +218,8 @@ stk_status plan_build_once(const struct plan_input *in, struct plan_tuning t, st
     return b.status;
 }
 
-stk_status plan_build(const struct plan_input *in, struct plan **out, enum plan_arena *short_arena, struct stk_error *err)
+stk_status plan_build(const struct plan_input *in, struct plan **out, enum plan_arena *short_arena,
+                      struct stk_error *err)
 {
     enum plan_arena where = PLAN_ARENA_N;
     struct plan_tuning t = { false, in->prefetch };
@@ -214,8 +229,9 @@ stk_status plan_build(const struct plan_input *in, struct plan **out, enum plan_
         struct stk_error local = { 0 };
         stk_status status = plan_build_once(in, t, out, &where, &local);
         if (short_arena) *short_arena = where;
-        bool again = status == STK_ERR_NOMEM && !t.tight &&
-                     (where == PLAN_ARENA_ACT || where == PLAN_ARENA_ACC || where == PLAN_ARENA_SAVE);
+        bool again =
+            status == STK_ERR_NOMEM && !t.tight &&
+            (where == PLAN_ARENA_ACT || where == PLAN_ARENA_ACC || where == PLAN_ARENA_SAVE);
         if (!again) return status == STK_OK ? STK_OK : stk_error_forward(err, &local);
         t.tight = where != PLAN_ARENA_ACT || t.load_ahead == 0;
         t.load_ahead = t.tight ? 0 : t.load_ahead / 2;

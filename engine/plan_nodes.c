@@ -1,26 +1,32 @@
-/* engine/plan_nodes.c - appending nodes, their edges and their use of slots; names of kinds and arenas.
+/* engine/plan_nodes.c - appending nodes, their edges and their use of slots; names of kinds and
+ * arenas.
  *
- * Owns: the node and edge tables of a plan under construction. Must not know: in which order a step runs. Thread: the one that builds. */
+ * Owns: the node and edge tables of a plan under construction. Must not know: in which order a step
+ * runs. Thread: the one that builds. */
 #include "engine/plan_impl.h"
 
 #include <string.h>
 
 const char *plan_kind_name(enum plan_kind k)
 {
-    static const char *const names[PLAN_KIND_N] = { "fetch", "copy_in", "gather", "visit", "reduce", "grad_cast", "grad_out", "norm",
-                                                    "update", "write_back", "save", "load", "join", "commit", "undo" };
+    static const char *const names[PLAN_KIND_N] = { "fetch",  "copy_in",    "gather",   "visit",
+                                                    "reduce", "grad_cast",  "grad_out", "norm",
+                                                    "update", "write_back", "save",     "load",
+                                                    "join",   "commit",     "undo" };
     return (unsigned)k < PLAN_KIND_N ? names[k] : "?";
 }
 
 const char *plan_arena_name(enum plan_arena a)
 {
-    static const char *const names[PLAN_ARENA_N] = { "param", "acc", "act", "cast", "bounce", "update", "grad", "save" };
+    static const char *const names[PLAN_ARENA_N] = { "param",  "acc",    "act",  "cast",
+                                                     "bounce", "update", "grad", "save" };
     return (unsigned)a < PLAN_ARENA_N ? names[a] : "?";
 }
 
 bool plan_arena_on_device(enum plan_arena a)
 {
-    return a == PLAN_ARENA_PARAM || a == PLAN_ARENA_ACC || a == PLAN_ARENA_ACT || a == PLAN_ARENA_CAST;
+    return a == PLAN_ARENA_PARAM || a == PLAN_ARENA_ACC || a == PLAN_ARENA_ACT ||
+           a == PLAN_ARENA_CAST;
 }
 
 enum plan_resource plan_kind_resource(enum plan_kind k)
@@ -54,20 +60,25 @@ uint64_t plan_update_offset(const struct plan_chunk_in *c, enum chunk_state s)
 
 uint64_t plan_update_bytes(const struct plan_chunk_in *c)
 {
-    return plan_update_offset(c, CHUNK_GRAD) + (c->home[CHUNK_GRAD] != CHUNK_HOST ? plan_page_up(c->bytes[CHUNK_GRAD]) : 0);
+    return plan_update_offset(c, CHUNK_GRAD) +
+           (c->home[CHUNK_GRAD] != CHUNK_HOST ? plan_page_up(c->bytes[CHUNK_GRAD]) : 0);
 }
 
 struct plan_node *plan_node_begin(struct plan_builder *b, enum plan_kind kind, uint8_t part)
 {
     uint32_t cap = b->cap_nodes;
-    bool ok = plan_grow(b, (void **)&b->p->nodes, &b->p->n_nodes, &b->cap_nodes, sizeof *b->p->nodes);
+    bool ok =
+        plan_grow(b, (void **)&b->p->nodes, &b->p->n_nodes, &b->cap_nodes, sizeof *b->p->nodes);
     STK_ASSERT(ok); /* the first piece was made before */
     if (cap != b->cap_nodes) {
         uint32_t n = cap;
-        if (!plan_grow(b, (void **)&b->mark, &n, &cap, sizeof *b->mark) || cap != b->cap_nodes) b->p->n_nodes = 0;
+        if (!plan_grow(b, (void **)&b->mark, &n, &cap, sizeof *b->mark) || cap != b->cap_nodes)
+            b->p->n_nodes = 0;
     }
     struct plan_node *x = &b->p->nodes[b->p->n_nodes];
-    *x = (struct plan_node){ .kind = (uint8_t)kind, .resource = (uint8_t)plan_kind_resource(kind), .part = part };
+    *x = (struct plan_node){ .kind = (uint8_t)kind,
+                              .resource = (uint8_t)plan_kind_resource(kind),
+                              .part = part };
     x->block = x->chunk = x->visit = x->slot = x->src_slot = PLAN_NO;
     x->first_dep = b->p->n_deps;
     return x;
@@ -78,14 +89,17 @@ void plan_node_dep(struct plan_builder *b, uint32_t node)
     uint32_t self = b->p->n_nodes;
     if (node == PLAN_NO || b->status != STK_OK || b->mark[node] == self + 1) return;
     STK_ASSERT(node < self);
-    if (!plan_grow(b, (void **)&b->p->deps, &b->p->n_deps, &b->cap_deps, sizeof *b->p->deps) || b->status != STK_OK) return;
+    if (!plan_grow(b, (void **)&b->p->deps, &b->p->n_deps, &b->cap_deps, sizeof *b->p->deps) ||
+        b->status != STK_OK)
+        return;
     b->mark[node] = self + 1;
     b->p->deps[b->p->n_deps++] = node;
 }
 
 void plan_node_deps(struct plan_builder *b, uint32_t list)
 {
-    for (; list != PLAN_NO && b->status == STK_OK; list = b->links[list].next) plan_node_dep(b, b->links[list].node);
+    for (; list != PLAN_NO && b->status == STK_OK; list = b->links[list].next)
+        plan_node_dep(b, b->links[list].node);
 }
 
 uint32_t plan_node_end(struct plan_builder *b)

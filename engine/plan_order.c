@@ -1,13 +1,16 @@
-/* engine/plan_order.c - the order of visits of a period, and the runs (uses) in which a block is needed.
+/* engine/plan_order.c - the order of visits of a period, and the runs (uses) in which a block is
+ * needed.
  *
- * Owns: nothing. Must not know: memory, tiers. Pure functions; any thread. The order decides in which order micro-batches are added to an
- * accumulator, so it belongs to the numerics: per block it is the same for layer-major and micro-major. */
+ * Owns: nothing. Must not know: memory, tiers. Pure functions; any thread. The order decides in
+ * which order micro-batches are added to an accumulator, so it belongs to the numerics: per block
+ * it is the same for layer-major and micro-major. */
 #include "base/sys.h"
 #include "engine/plan_impl.h"
 
 bool plan_has_input(const struct plan_input *in, uint32_t place)
 {
-    return place > 0 && place < in->n_places && !in->places[place].no_input && in->places[place].in_bytes > 0;
+    return place > 0 && place < in->n_places && !in->places[place].no_input &&
+           in->places[place].in_bytes > 0;
 }
 
 static stk_status bad(struct stk_error *err, const char *what, uint32_t at)
@@ -20,7 +23,8 @@ static stk_status check_chunks(const struct plan_input *in, struct stk_error *er
     uint32_t chunk = 0;
     for (uint32_t i = 0; i < in->n_blocks; i++) {
         const struct plan_block_in *x = &in->blocks[i];
-        if (x->first_chunk != chunk || x->n_chunks > in->n_chunks - chunk || x->n_chunks_trainable > x->n_chunks)
+        if (x->first_chunk != chunk || x->n_chunks > in->n_chunks - chunk ||
+            x->n_chunks_trainable > x->n_chunks)
             return bad(err, "a block's chunks are not dense", i);
         chunk += x->n_chunks;
     }
@@ -31,7 +35,8 @@ static stk_status check_chunks(const struct plan_input *in, struct stk_error *er
         const struct plan_block_in *x = &in->blocks[c->block];
         if (i < x->first_chunk || i - x->first_chunk >= x->n_chunks || c->bytes[CHUNK_PARAM] == 0)
             return bad(err, "a chunk outside of its block or empty", i);
-        if (c->offset_bytes + c->bytes[CHUNK_PARAM] > x->param_bytes) return bad(err, "a chunk behind its block's end", i);
+        if (c->offset_bytes + c->bytes[CHUNK_PARAM] > x->param_bytes)
+            return bad(err, "a chunk behind its block's end", i);
         bool trainable = i - x->first_chunk < x->n_chunks_trainable;
         if (trainable == c->frozen || (trainable && x->acc_bytes == 0))
             return bad(err, "frozen and trainable chunks or the accumulator disagree", i);
@@ -44,28 +49,39 @@ stk_status plan_order_check(const struct plan_input *in, struct stk_error *err)
     if (in->n_micro == 0) return bad(err, "no micro-batches", 0);
     if (in->mode == PLAN_TRAIN && in->update != PLAN_SERIAL && in->update != PLAN_CHASE)
         return stk_error_set(err, STK_ERR_UNSUPPORTED, 0,
-                             "update mode %d is not there yet: choose serial or chase", (int)in->update);
+                             "update mode %d is not there yet: choose serial or chase",
+                             (int)in->update);
     STK_TRY(check_chunks(in, err));
     for (uint32_t i = 0; i < in->n_places; i++) {
-        if (in->places[i].block >= in->n_blocks) return bad(err, "a position of an unknown block", i);
+        if (in->places[i].block >= in->n_blocks)
+            return bad(err, "a position of an unknown block", i);
         if (in->places[i].act > PLAN_ACT_HOST) return bad(err, "an unknown activation policy", i);
-        if (in->places[i].fused && i + 1 < in->n_places) return bad(err, "only the last position can be fused", i);
+        if (in->places[i].fused && i + 1 < in->n_places)
+            return bad(err, "only the last position can be fused", i);
     }
     for (uint32_t i = 0; in->own && i < in->n_own; i++)
-        if (in->own[i].place >= in->n_places || in->own[i].micro >= in->n_micro || in->own[i].dir > PLAN_BACKWARD)
+        if (in->own[i].place >= in->n_places || in->own[i].micro >= in->n_micro ||
+            in->own[i].dir > PLAN_BACKWARD)
             return bad(err, "a recorded visit of an unknown position or micro-batch", i);
     return STK_OK;
 }
 
-struct list { const struct plan_input *in; struct plan_visit *v; uint32_t n; };
+struct list {
+    const struct plan_input *in;
+    struct plan_visit *v;
+    uint32_t n;
+};
 
 static void add(struct list *l, uint32_t place, uint32_t micro, enum plan_dir dir)
 {
     const struct plan_place_in *x = &l->in->places[place];
     bool backward = dir == PLAN_BACKWARD, fused = x->fused && backward;
-    struct plan_visit v = { .place = place, .block = x->block, .micro = micro, .dir = (uint8_t)dir, .act = x->act };
+    struct plan_visit v = {
+        .place = place, .block = x->block, .micro = micro, .dir = (uint8_t)dir, .act = x->act
+    };
     v.recompute = backward && !fused && x->act == PLAN_ACT_RECOMPUTE && x->full_bytes > 0;
-    v.node = v.param_slot = v.acc_slot = v.in_slot = v.out_slot = v.full_slot = v.flow_slot = PLAN_NO;
+    v.node = v.param_slot = v.acc_slot = v.in_slot = v.out_slot = v.full_slot = v.flow_slot =
+        PLAN_NO;
     v.flops = x->flops * (backward ? 2 + fused + v.recompute : 1);
     l->v[l->n++] = v;
 }
@@ -82,8 +98,9 @@ static bool stands_later(const struct plan_input *in, uint32_t place)
     return false;
 }
 
-/* Backward visits of a tied block's earlier position run at the end of the step, after all of its later position's, so that its accumulator
- * sees micro-batches in layer-major's order; what stands before that position in the forward order needs its result and waits with it. */
+/* Backward visits of a tied block's earlier position run at the end of the step, after all of its
+ * later position's, so that its accumulator sees micro-batches in layer-major's order; what stands
+ * before that position in the forward order needs its result and waits with it. */
 static void add_micro_major(struct list *l)
 {
     const struct plan_input *in = l->in;
@@ -112,7 +129,8 @@ static void mark_first_last(struct plan_visit *v, uint32_t n, bool *seen, uint32
     }
 }
 
-stk_status plan_order_visits(const struct plan_input *in, struct plan_visit **out, uint32_t *n, struct stk_error *err)
+stk_status plan_order_visits(const struct plan_input *in, struct plan_visit **out, uint32_t *n,
+                             struct stk_error *err)
 {
     uint64_t most = in->own ? in->n_own : (uint64_t)in->n_places * in->n_micro * 2;
     if (most >= UINT32_MAX / 2) return bad(err, "too many visits", in->n_micro);
@@ -125,7 +143,8 @@ stk_status plan_order_visits(const struct plan_input *in, struct plan_visit **ou
         return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for %u visits", (uint32_t)most);
     }
     if (in->own) {
-        for (uint32_t i = 0; i < in->n_own; i++) add(&l, in->own[i].place, in->own[i].micro, (enum plan_dir)in->own[i].dir);
+        for (uint32_t i = 0; i < in->n_own; i++)
+            add(&l, in->own[i].place, in->own[i].micro, (enum plan_dir)in->own[i].dir);
     } else if (in->mode == PLAN_EVAL) {
         for (uint32_t i = 0; i < in->n_places; i++) add_places(&l, i, PLAN_FORWARD);
     } else if (in->accumulate == PLAN_MICRO_MAJOR) {

@@ -1,7 +1,9 @@
 /* engine/plan_params.c - bringing a block's 16-bit parameters to where visits read them.
  *
- * Owns: which block lies in which PARAM slot. Must not know: activations, gradients. Thread: the one that builds. The cache drops the block whose next
- * use is farthest (Belady, "A study of replacement algorithms for a virtual-storage computer", 1966), which is possible because the plan knows all uses. */
+ * Owns: which block lies in which PARAM slot. Must not know: activations, gradients. Thread: the
+ * one that builds. The cache drops the block whose next use is farthest (Belady, "A study of
+ * replacement algorithms for a virtual-storage computer", 1966), which is possible because the plan
+ * knows all uses. */
 #include "engine/plan_impl.h"
 
 /* The node after which a chunk's parameter of this period may be read at its home. */
@@ -12,12 +14,14 @@ uint32_t plan_param_ready(const struct plan_builder *b, uint32_t chunk)
     return c->home[CHUNK_PARAM] == CHUNK_NVME ? b->write_param[chunk] : b->update_node[chunk];
 }
 
-static void bring_chunk(struct plan_builder *b, uint32_t chunk, uint32_t slot, uint32_t visit, bool demand)
+static void bring_chunk(struct plan_builder *b, uint32_t chunk, uint32_t slot, uint32_t visit,
+                        bool demand)
 {
     const struct plan_chunk_in *c = &b->in->chunks[chunk];
     bool nvme = c->home[CHUNK_PARAM] == CHUNK_NVME, in_place = b->in->in_place;
     uint32_t source = plan_param_ready(b, chunk), bounce = PLAN_NO;
-    if (nvme && !in_place) bounce = plan_slot_must(b, PLAN_ARENA_BOUNCE, c->bytes[CHUNK_PARAM], c->block, PLAN_NO);
+    if (nvme && !in_place)
+        bounce = plan_slot_must(b, PLAN_ARENA_BOUNCE, c->bytes[CHUNK_PARAM], c->block, PLAN_NO);
     if (b->status != STK_OK) return;
     b->p->param_fetch_bytes += c->bytes[CHUNK_PARAM];
     if (nvme) {

@@ -1,11 +1,14 @@
-/* engine/plan_update.c - the optimizer's side of a period: phase U, gradients on their way home, the norm, state fetched for the next period.
+/* engine/plan_update.c - the optimizer's side of a period: phase U, gradients on their way home,
+ * the norm, state fetched for the next period.
  *
- * Owns: which chunk is updated when. Must not know: visits, activations. Thread: the one that builds. Phase U takes the UPDATE arena as a ring from an empty
- * start, so the offset of each chunk's slot is the same in every period; what fits before the ring first wraps can be fetched at the end of
- * the period before, at those offsets. */
+ * Owns: which chunk is updated when. Must not know: visits, activations. Thread: the one that
+ * builds. Phase U takes the UPDATE arena as a ring from an empty start, so the offset of each
+ * chunk's slot is the same in every period; what fits before the ring first wraps can be fetched at
+ * the end of the period before, at those offsets. */
 #include "engine/plan_impl.h"
 
-static uint32_t begin_fetch(struct plan_builder *b, uint32_t chunk, enum chunk_state s, uint32_t slot, uint8_t part)
+static uint32_t begin_fetch(struct plan_builder *b, uint32_t chunk, enum chunk_state s,
+                            uint32_t slot, uint8_t part)
 {
     const struct plan_chunk_in *c = &b->in->chunks[chunk];
     struct plan_node *x = plan_node_begin(b, PLAN_FETCH, part);
@@ -19,8 +22,8 @@ static uint32_t begin_fetch(struct plan_builder *b, uint32_t chunk, enum chunk_s
     return b->p->n_nodes;
 }
 
-static uint32_t write_back(struct plan_builder *b, uint32_t chunk, enum chunk_state s, uint32_t slot, uint64_t offset, uint32_t after,
-                           uint8_t part)
+static uint32_t write_back(struct plan_builder *b, uint32_t chunk, enum chunk_state s,
+                           uint32_t slot, uint64_t offset, uint32_t after, uint8_t part)
 {
     const struct plan_chunk_in *c = &b->in->chunks[chunk];
     struct plan_node *x = plan_node_begin(b, PLAN_WRITE_BACK, part);
@@ -31,7 +34,8 @@ static uint32_t write_back(struct plan_builder *b, uint32_t chunk, enum chunk_st
     x->src_offset_bytes = offset;
     x->bytes = c->bytes[s];
     plan_node_dep(b, after);
-    if (s == CHUNK_GRAD) plan_node_dep(b, b->fetch_grad[chunk]); /* INV-6: the old one has been read */
+    if (s == CHUNK_GRAD)
+        plan_node_dep(b, b->fetch_grad[chunk]); /* INV-6: the old one has been read */
     return plan_node_end(b);
 }
 
@@ -39,7 +43,8 @@ static void update_chunk(struct plan_builder *b, uint32_t chunk, bool prefetched
 {
     const struct plan_chunk_in *c = &b->in->chunks[chunk];
     uint64_t bytes = plan_update_bytes(c);
-    uint32_t slot = bytes ? plan_slot_must(b, PLAN_ARENA_UPDATE, bytes, c->block, PLAN_NO) : PLAN_NO;
+    uint32_t slot =
+        bytes ? plan_slot_must(b, PLAN_ARENA_UPDATE, bytes, c->block, PLAN_NO) : PLAN_NO;
     uint32_t fetched[CHUNK_STATE_N], n_fetched = 0;
     if (b->status != STK_OK) return;
     for (int s = 0; s < CHUNK_STATE_N; s++) {
@@ -54,16 +59,20 @@ static void update_chunk(struct plan_builder *b, uint32_t chunk, bool prefetched
     x->block = c->block;
     x->chunk = chunk;
     x->slot = slot;
-    x->prefetched = prefetched && slot != PLAN_NO && (c->home[CHUNK_PARAM] == CHUNK_NVME || c->home[CHUNK_OPT] == CHUNK_NVME);
-    x->bytes = 2 * (c->bytes[CHUNK_PARAM] + c->bytes[CHUNK_OPT]) + c->bytes[CHUNK_GRAD]; /* read and written */
+    x->prefetched = prefetched && slot != PLAN_NO &&
+                    (c->home[CHUNK_PARAM] == CHUNK_NVME || c->home[CHUNK_OPT] == CHUNK_NVME);
+    x->bytes = 2 * (c->bytes[CHUNK_PARAM] + c->bytes[CHUNK_OPT]) +
+               c->bytes[CHUNK_GRAD]; /* read and written */
     for (uint32_t k = 0; k < n_fetched; k++) plan_node_dep(b, fetched[k]);
-    if (slot != PLAN_NO) plan_node_deps(b, b->slot_state[slot].before);
+    if (slot != PLAN_NO && n_fetched == 0) plan_node_deps(b, b->slot_state[slot].before);
     uint32_t update = b->update_node[chunk] = plan_node_end(b);
     plan_slot_use(b, slot, update, true);
     bool first = true;
     for (int s = CHUNK_PARAM; s <= CHUNK_OPT; s++) {
         if (c->home[s] != CHUNK_NVME) continue;
-        uint32_t w = write_back(b, chunk, (enum chunk_state)s, slot, plan_update_offset(c, (enum chunk_state)s), update, PLAN_RUN_UPDATE);
+        uint32_t w =
+            write_back(b, chunk, (enum chunk_state)s, slot,
+                       plan_update_offset(c, (enum chunk_state)s), update, PLAN_RUN_UPDATE);
         *(s == CHUNK_PARAM ? &b->write_param[chunk] : &b->write_opt[chunk]) = w;
         plan_slot_use(b, slot, w, first);
         first = false;
@@ -76,10 +85,12 @@ static void order_block(struct plan_builder *b, uint32_t block, bool *seen)
     const struct plan_block_in *x = &b->in->blocks[block];
     if (seen[block]) return;
     seen[block] = true;
-    for (uint32_t k = 0; k < x->n_chunks_trainable; k++) b->order[b->n_order++] = x->first_chunk + k;
+    for (uint32_t k = 0; k < x->n_chunks_trainable; k++)
+        b->order[b->n_order++] = x->first_chunk + k;
 }
 
-/* How many chunks of the order are fetched ahead: those that lie in the UPDATE arena before it wraps. */
+/* How many chunks of the order are fetched ahead: those that lie in the UPDATE arena before it
+ * wraps. */
 static uint32_t count_ahead(const struct plan_builder *b)
 {
     uint64_t left = b->arena[PLAN_ARENA_UPDATE].capacity;
@@ -99,7 +110,8 @@ void plan_emit_update_phase(struct plan_builder *b)
     for (uint32_t i = 0; i < b->in->n_blocks; i++) order_block(b, i, seen);
     for (uint32_t i = 0; i < b->in->n_blocks; i++) seen[i] = false;
     b->n_ahead = count_ahead(b);
-    for (uint32_t i = 0; i < b->n_order && b->status == STK_OK; i++) update_chunk(b, b->order[i], i < b->n_ahead);
+    for (uint32_t i = 0; i < b->n_order && b->status == STK_OK; i++)
+        update_chunk(b, b->order[i], i < b->n_ahead);
     if (b->in->update != PLAN_SERIAL || b->n_order == 0 || b->status != STK_OK) return;
     plan_node_begin(b, PLAN_JOIN, PLAN_RUN_UPDATE);
     for (uint32_t i = 0; i < b->n_order; i++) {
@@ -118,7 +130,8 @@ void plan_emit_for_next(struct plan_builder *b)
         const struct plan_chunk_in *c = &b->in->chunks[chunk];
         uint64_t bytes = plan_update_bytes(c);
         if (c->home[CHUNK_PARAM] != CHUNK_NVME && c->home[CHUNK_OPT] != CHUNK_NVME) {
-            b->arena[PLAN_ARENA_UPDATE].cursor += bytes; /* its place stays empty, so that the others keep theirs */
+            b->arena[PLAN_ARENA_UPDATE].cursor +=
+                bytes; /* its place stays empty, so that the others keep theirs */
             continue;
         }
         uint32_t slot = plan_slot_must(b, PLAN_ARENA_UPDATE, bytes, c->block, PLAN_NO);
@@ -134,15 +147,20 @@ void plan_emit_for_next(struct plan_builder *b)
     }
 }
 
-/* Gradient of one chunk: accumulator -> 16 bit -> home. `acc` is the block's accumulator, final after node `after`. */
+/* Gradient of one chunk: accumulator -> 16 bit -> home. `acc` is the block's accumulator, final
+ * after node `after`. */
 static void cast_chunk(struct plan_builder *b, uint32_t chunk, uint32_t acc, uint32_t after)
 {
     const struct plan_chunk_in *c = &b->in->chunks[chunk];
     bool nvme = c->home[CHUNK_GRAD] == CHUNK_NVME, in_place = b->in->in_place;
     uint64_t bytes = c->bytes[CHUNK_GRAD];
-    uint32_t cast_slot = in_place ? PLAN_NO : plan_slot_must(b, PLAN_ARENA_CAST, bytes, c->block, PLAN_NO);
-    uint32_t home_slot = nvme ? plan_slot_must(b, PLAN_ARENA_GRAD, bytes, c->block, PLAN_NO) : PLAN_NO;
-    uint32_t old_read = nvme ? PLAN_NO : b->update_node[chunk]; /* the home still holds the gradient that the update reads */
+    uint32_t cast_slot =
+        in_place ? PLAN_NO : plan_slot_must(b, PLAN_ARENA_CAST, bytes, c->block, PLAN_NO);
+    uint32_t home_slot =
+        nvme ? plan_slot_must(b, PLAN_ARENA_GRAD, bytes, c->block, PLAN_NO) : PLAN_NO;
+    uint32_t old_read =
+        nvme ? PLAN_NO
+             : b->update_node[chunk]; /* the home still holds the gradient that the update reads */
     uint32_t to = in_place ? home_slot : cast_slot;
     if (b->status != STK_OK) return;
     struct plan_node *x = plan_node_begin(b, PLAN_GRAD_CAST, PLAN_RUN_VISITS);
@@ -192,7 +210,7 @@ void plan_emit_casts(struct plan_builder *b, uint32_t block, uint32_t after)
 void plan_emit_norm(struct plan_builder *b)
 {
     plan_node_begin(b, PLAN_NORM, PLAN_RUN_VISITS);
-    plan_node_dep(b, b->last_visit_node);
+    plan_node_dep(b, b->last_visit_node != PLAN_NO ? b->last_visit_node : b->join);
     for (uint32_t i = 0; i < b->n_casts; i++) plan_node_dep(b, b->casts[i]);
     plan_node_end(b);
 }

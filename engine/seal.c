@@ -124,6 +124,7 @@ static stk_status check_folders(stk_engine *e)
 
 static stk_status check_disk(stk_engine *e)
 {
+    if (e->cfg.storage == STK_STORAGE_SIM) return STK_OK;
     STK_TRY(check_folders(e));
     uint64_t share = e->n_paths ? e->place.nvme_bytes / e->n_paths : 0;
     for (uint32_t i = 0; share && i < e->n_paths; i++) {

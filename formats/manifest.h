@@ -1,7 +1,7 @@
 /* formats/manifest.h - checkpoint folders: a manifest.json beside safetensors files, written beside the final name and renamed (CKP-16, CKP-17).
  *
  * LAYOUT  <dir>/step-00000100/manifest.json, state-00001.safetensors ... Each tensor of the model is there under its own name three times: "<name>" (F32 master),
- *         "<name>.exp_avg", "<name>.exp_avg_sq"; frozen ones once (BF16 or F16). manifest.json: format version, step, counters, files with size and CRC32C... of every file,
+ *         "<name>.exp_avg", "<name>.exp_avg_sq"; frozen ones once (BF16 or F16). manifest.json: format version, step, counters, files with size and CRC-32 (IEEE) of every file,
  *         numerics key, data position, loss scale, per-tensor step counts, and the client's own JSON object.
  * A folder is complete when its manifest is there and agrees with the files (names, sizes, checksums are verified at open; CKP-07, "cut at every 1/20 of its length").
  * Partial folders are named `.partial-step-...`; they are removed by the next save and by checkpoint_clean. */

@@ -1,4 +1,5 @@
-/* formats/safetensors_impl.h - what safetensors.c and safetensors_set.c share; nobody else includes it. */
+/* formats/safetensors_impl.h - what safetensors.c and safetensors_set.c share; nobody else
+ * includes it. */
 #ifndef FORMATS_SAFETENSORS_IMPL_H
 #define FORMATS_SAFETENSORS_IMPL_H
 
@@ -11,6 +12,7 @@ void st_file_number(struct st_file *f, uint32_t file);
 const char *st_file_path(const struct st_file *f);
 /* Sorts pointers to tensors by name, and finds one in such an array. */
 void st_sort_by_name(const struct st_tensor **v, uint32_t n);
-const struct st_tensor *st_find_by_name(const struct st_tensor *const *v, uint32_t n, const char *name);
+const struct st_tensor *st_find_by_name(const struct st_tensor *const *v, uint32_t n,
+                                        const char *name);
 
 #endif

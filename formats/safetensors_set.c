@@ -1,9 +1,11 @@
-/* formats/safetensors_set.c - the model of a folder: one model.safetensors, or shards under model.safetensors.index.json.
+/* formats/safetensors_set.c - the model of a folder: one model.safetensors, or shards under
+ * model.safetensors.index.json.
  *
  * Owns: the open shards. Must not know: which tensors a model needs (model_tensors.c checks that).
- * The index decides: it names every tensor's shard, and shards hold exactly what it says. Files that it does not name are left alone;
- * a shard that it names and that is absent is an error that lists all absent ones. Its metadata.total_size is not compared: writers count
- * tied weights there in different ways.
+ * The index decides: it names every tensor's shard, and shards hold exactly what it says. Files
+ * that it does not name are left alone; a shard that it names and that is absent is an error that
+ * lists all absent ones. Its metadata.total_size is not compared: writers count tied weights there
+ * in different ways.
  * Thread: one at a time per object; blocking. */
 #include "formats/safetensors_impl.h"
 
@@ -23,11 +25,11 @@ struct st_set {
     char *folder;
     uint32_t n_files, n;
     struct st_file **files;
-    const struct st_tensor **all;     /* order of the files, then of offsets */
+    const struct st_tensor **all; /* order of the files, then of offsets */
     const struct st_tensor **by_name;
 };
 
-/* --- the index ----------------------------------------------------------------------------------------------------- */
+/* --- the index -------------------------------------------------------------------------------- */
 
 static int by_text(const void *a, const void *b)
 {
@@ -36,31 +38,38 @@ static int by_text(const void *a, const void *b)
 }
 
 /* Borrowed from the index: the different file names, sorted. */
-static stk_status shard_names(const char *path, json_t *map, const char ***out, uint32_t *out_n, struct stk_error *err)
+static stk_status shard_names(const char *path, json_t *map, const char ***out, uint32_t *out_n,
+                              struct stk_error *err)
 {
     size_t n = json_object_size(map);
     if (!json_is_object(map) || n == 0)
-        return stk_error_set(err, STK_ERR_FORMAT, 0, "%s: has no weight_map object (tensor name: file name)", path);
+        return stk_error_set(err, STK_ERR_FORMAT, 0,
+                             "%s: has no weight_map object (tensor name: file name)", path);
     const char **names = sys_calloc(n, sizeof *names);
     if (!names) return files_no_memory(err, path);
     const char *key;
     json_t *value;
     size_t k = 0;
-    json_object_foreach(map, key, value) {
+    json_object_foreach(map, key, value)
+    {
         const char *name = json_string_value(value);
         if (!name || !*name || strchr(name, '/') || name[0] == '.') {
             sys_free(names);
-            return stk_error_set(err, STK_ERR_FORMAT, 0, "%s: weight_map of %.100s is not the name of a file in the same folder", path, key);
+            return stk_error_set(
+                err, STK_ERR_FORMAT, 0,
+                "%s: weight_map of %.100s is not the name of a file in the same folder", path, key);
         }
         names[k++] = name;
     }
     qsort(names, n, sizeof *names, by_text);
     uint32_t distinct = 0;
     for (size_t i = 0; i < n; i++)
-        if (distinct == 0 || strcmp(names[distinct - 1], names[i]) != 0) names[distinct++] = names[i];
+        if (distinct == 0 || strcmp(names[distinct - 1], names[i]) != 0)
+            names[distinct++] = names[i];
     if (distinct > FILES_MAX) {
         sys_free(names);
-        return stk_error_set(err, STK_ERR_FORMAT, 0, "%s: names %u files, at most %d are supported", path, distinct, FILES_MAX);
+        return stk_error_set(err, STK_ERR_FORMAT, 0, "%s: names %u files, at most %d are supported",
+                             path, distinct, FILES_MAX);
     }
     *out = names;
     *out_n = distinct;
@@ -68,7 +77,8 @@ static stk_status shard_names(const char *path, json_t *map, const char ***out, 
 }
 
 /* All shards must be there before any is opened; the sentence names the absent ones. */
-static stk_status check_present(const struct st_set *s, const char *const *names, uint32_t n, struct stk_error *err)
+static stk_status check_present(const struct st_set *s, const char *const *names, uint32_t n,
+                                struct stk_error *err)
 {
     char list[400] = "";
     size_t used = 0;
@@ -88,7 +98,9 @@ static stk_status check_present(const struct st_set *s, const char *const *names
         absent++;
     }
     if (absent == 0) return STK_OK;
-    return stk_error_set(err, STK_ERR_FORMAT, 0, "%s: %u of the %u files that model.safetensors.index.json names are missing: %s; download again",
+    return stk_error_set(err, STK_ERR_FORMAT, 0,
+                         "%s: %u of the %u files that model.safetensors.index.json names are "
+                         "missing: %s; download again",
                          s->folder, absent, n, list);
 }
 
@@ -96,24 +108,31 @@ static stk_status check_against_index(const struct st_set *s, json_t *map, struc
 {
     const char *key;
     json_t *value;
-    json_object_foreach(map, key, value) {
+    json_object_foreach(map, key, value)
+    {
         const struct st_tensor *t = st_find_by_name(s->by_name, s->n, key);
         const char *file = json_string_value(value);
         const char *found = t ? strrchr(st_set_path(s, t->file), '/') + 1 : "no file";
         if (!t || strcmp(found, file) != 0)
-            return stk_error_set(err, STK_ERR_FORMAT, 0, "%s: model.safetensors.index.json says that %.100s is in %.80s, but it is in %.80s: "
-                                 "the index is of other files", s->folder, key, file, found);
+            return stk_error_set(err, STK_ERR_FORMAT, 0,
+                                 "%s: model.safetensors.index.json says that %.100s is in %.80s, "
+                                 "but it is in %.80s: "
+                                 "the index is of other files",
+                                 s->folder, key, file, found);
     }
     for (uint32_t i = 0; i < s->n; i++)
         if (!json_object_get(map, s->all[i]->name))
-            return stk_error_set(err, STK_ERR_FORMAT, 0, "%s: holds %.100s, which model.safetensors.index.json does not name: the index is of other files",
+            return stk_error_set(err, STK_ERR_FORMAT, 0,
+                                 "%s: holds %.100s, which model.safetensors.index.json does not "
+                                 "name: the index is of other files",
                                  st_set_path(s, s->all[i]->file), s->all[i]->name);
     return STK_OK;
 }
 
-/* --- open ---------------------------------------------------------------------------------------------------------- */
+/* --- open ------------------------------------------------------------------------------------- */
 
-static stk_status open_files(struct st_set *s, const char *const *names, uint32_t n, struct stk_error *err)
+static stk_status open_files(struct st_set *s, const char *const *names, uint32_t n,
+                             struct stk_error *err)
 {
     s->files = sys_calloc(n, sizeof *s->files);
     if (!s->files) return files_no_memory(err, s->folder);
@@ -137,8 +156,10 @@ static stk_status open_files(struct st_set *s, const char *const *names, uint32_
     st_sort_by_name(s->by_name, s->n);
     for (uint32_t i = 1; i < s->n; i++)
         if (strcmp(s->by_name[i - 1]->name, s->by_name[i]->name) == 0)
-            return stk_error_set(err, STK_ERR_FORMAT, 0, "%s: %.100s is in two files, %.100s and %.100s", s->folder, s->by_name[i]->name,
-                                 strrchr(st_set_path(s, s->by_name[i - 1]->file), '/') + 1, strrchr(st_set_path(s, s->by_name[i]->file), '/') + 1);
+            return stk_error_set(
+                err, STK_ERR_FORMAT, 0, "%s: %.100s is in two files, %.100s and %.100s", s->folder,
+                s->by_name[i]->name, strrchr(st_set_path(s, s->by_name[i - 1]->file), '/') + 1,
+                strrchr(st_set_path(s, s->by_name[i]->file), '/') + 1);
     return STK_OK;
 }
 
@@ -160,7 +181,8 @@ static stk_status open_index(struct st_set *s, const char *index_path, struct st
 
 static stk_status open_folder(struct st_set *s, struct stk_error *err)
 {
-    char *index = sys_format("%s/model.safetensors.index.json", s->folder), *single = sys_format("%s/model.safetensors", s->folder);
+    char *index = sys_format("%s/model.safetensors.index.json", s->folder),
+         *single = sys_format("%s/model.safetensors", s->folder);
     static const char *const single_name[] = { "model.safetensors" };
     stk_status status;
     if (!index || !single) {
@@ -172,8 +194,10 @@ static stk_status open_folder(struct st_set *s, struct stk_error *err)
     } else {
         int os_errno = errno;
         char *list = files_list(s->folder, 8);
-        status = stk_error_set(err, STK_ERR_FORMAT, os_errno, "%s: has neither model.safetensors nor model.safetensors.index.json; there is %s",
-                               s->folder, list ? list : "no such folder");
+        status = stk_error_set(
+            err, STK_ERR_FORMAT, os_errno,
+            "%s: has neither model.safetensors nor model.safetensors.index.json; there is %s",
+            s->folder, list ? list : "no such folder");
         sys_free(list);
     }
     sys_free(index);
@@ -207,7 +231,7 @@ void st_set_close(struct st_set *s)
     sys_free(s);
 }
 
-/* --- use ----------------------------------------------------------------------------------------------------------- */
+/* --- use -------------------------------------------------------------------------------------- */
 
 uint32_t st_set_count(const struct st_set *s) { return s->n; }
 uint32_t st_set_files(const struct st_set *s) { return s->n_files; }
@@ -218,7 +242,10 @@ const struct st_tensor *st_set_at(const struct st_set *s, uint32_t i)
     return s->all[i];
 }
 
-const struct st_tensor *st_set_find(const struct st_set *s, const char *name) { return st_find_by_name(s->by_name, s->n, name); }
+const struct st_tensor *st_set_find(const struct st_set *s, const char *name)
+{
+    return st_find_by_name(s->by_name, s->n, name);
+}
 
 const char *st_set_path(const struct st_set *s, uint32_t file)
 {
@@ -226,7 +253,8 @@ const char *st_set_path(const struct st_set *s, uint32_t file)
     return st_file_path(s->files[file]);
 }
 
-stk_status st_set_read(struct st_set *s, const struct st_tensor *t, uint64_t offset_bytes, uint64_t size_bytes, void *buf, struct stk_error *err)
+stk_status st_set_read(struct st_set *s, const struct st_tensor *t, uint64_t offset_bytes,
+                       uint64_t size_bytes, void *buf, struct stk_error *err)
 {
     STK_ASSERT(t->file < s->n_files);
     return st_read(s->files[t->file], t, offset_bytes, size_bytes, buf, err);

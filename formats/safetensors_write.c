@@ -1,9 +1,11 @@
 /* formats/safetensors_write.c - writer of one safetensors file.
  *
  * Owns: the partial file until it is renamed. Must not know: models, what the tensors mean.
- * Layout: declared order, but wider dtypes first: together with a header padded to 8 bytes every tensor is then aligned to its element,
- * which readers that view a mapped file need. Indices stay those of the declarations.
- * Written ranges are kept per tensor as sorted, merged intervals; writing in order keeps one. A range may be written twice.
+ * Layout: declared order, but wider dtypes first: together with a header padded to 8 bytes every
+ * tensor is then aligned to its element, which readers that view a mapped file need. Indices stay
+ * those of the declarations.
+ * Written ranges are kept per tensor as sorted, merged intervals; writing in order keeps one. A
+ * range may be written twice.
  * Thread: one at a time per object; blocking. */
 #include "formats/safetensors_impl.h"
 
@@ -18,27 +20,32 @@
 #include <string.h>
 #include <unistd.h>
 
-struct range { uint64_t begin, end; };
+struct range {
+    uint64_t begin, end;
+};
 
 struct declared {
-    struct st_tensor t;      /* offset_bytes: relative to the data until begin, then absolute */
-    struct range *written;   /* sorted, disjoint, not touching */
+    struct st_tensor t; /* offset_bytes: relative to the data until begin, then absolute */
+    struct range *written; /* sorted, disjoint, not touching */
     uint32_t n_written, room;
 };
 
 struct st_writer {
     char *path, *partial;
-    char **metadata;         /* alternating key, value; n_metadata of them */
+    char **metadata; /* alternating key, value; n_metadata of them */
     uint32_t n_metadata;
     struct declared *v;
     uint32_t n, room;
-    uint64_t total_bytes;    /* from begin on */
-    int fd;                  /* -1 before begin */
+    uint64_t total_bytes; /* from begin on */
+    int fd; /* -1 before begin */
 };
 
-/* --- header: emitted once to count and once to fill ----------------------------------------------------------------- */
+/* --- header: emitted once to count and once to fill ------------------------------------------- */
 
-struct sink { char *out; uint64_t n; }; /* out NULL: count only */
+struct sink {
+    char *out;
+    uint64_t n;
+}; /* out NULL: count only */
 
 static void emit(struct sink *s, const char *text, size_t size)
 {
@@ -55,7 +62,8 @@ static void emit_number(struct sink *s, uint64_t v)
     emit(s, digits, (size_t)n);
 }
 
-/* RFC 8259 section 7: quotation mark, backslash and control characters are escaped; the rest is UTF-8 as it is. */
+/* RFC 8259 section 7: quotation mark, backslash and control characters are escaped; the rest is
+ * UTF-8 as it is. */
 static void emit_string(struct sink *s, const char *text)
 {
     emit_text(s, "\"");
@@ -131,7 +139,7 @@ static void emit_header(const struct st_writer *w, struct sink *s)
     while (s->n % 8) emit_text(s, " ");
 }
 
-/* --- declarations -------------------------------------------------------------------------------------------------- */
+/* --- declarations ----------------------------------------------------------------------------- */
 
 static void free_writer(struct st_writer *w)
 {
@@ -147,7 +155,8 @@ static void free_writer(struct st_writer *w)
     sys_free(w);
 }
 
-static stk_status copy_metadata(struct st_writer *w, const char *const *metadata, struct stk_error *err)
+static stk_status copy_metadata(struct st_writer *w, const char *const *metadata,
+                                struct stk_error *err)
 {
     uint32_t n = 0;
     while (metadata && metadata[n]) n++;
@@ -162,7 +171,8 @@ static stk_status copy_metadata(struct st_writer *w, const char *const *metadata
     return STK_OK;
 }
 
-stk_status st_writer_new(const char *path, const char *const *metadata, struct st_writer **out, struct stk_error *err)
+stk_status st_writer_new(const char *path, const char *const *metadata, struct st_writer **out,
+                         struct stk_error *err)
 {
     *out = NULL;
     struct st_writer *w = sys_calloc(1, sizeof *w);
@@ -170,7 +180,8 @@ stk_status st_writer_new(const char *path, const char *const *metadata, struct s
     w->fd = -1;
     w->path = sys_strdup(path);
     w->partial = sys_format("%s.partial", path);
-    stk_status status = w->path && w->partial ? copy_metadata(w, metadata, err) : files_no_memory(err, path);
+    stk_status status =
+        w->path && w->partial ? copy_metadata(w, metadata, err) : files_no_memory(err, path);
     if (status != STK_OK) {
         free_writer(w);
         return status;
@@ -186,13 +197,17 @@ static bool valid_utf8(const char *text)
     return s != NULL;
 }
 
-stk_status st_writer_declare(struct st_writer *w, const char *name, enum st_dtype dtype, uint32_t rank, const uint64_t *shape,
-                             uint32_t *out_index, struct stk_error *err)
+stk_status st_writer_declare(struct st_writer *w, const char *name, enum st_dtype dtype,
+                             uint32_t rank, const uint64_t *shape, uint32_t *out_index,
+                             struct stk_error *err)
 {
     STK_ASSERT((unsigned)dtype < ST_DTYPE_N && rank <= ST_RANK_MAX);
-    if (w->fd >= 0) return stk_error_set(err, STK_ERR_STATE, 0, "%s: %.100s is declared after writing began", w->path, name);
+    if (w->fd >= 0)
+        return stk_error_set(err, STK_ERR_STATE, 0, "%s: %.100s is declared after writing began",
+                             w->path, name);
     if (!*name || strcmp(name, "__metadata__") == 0 || !valid_utf8(name))
-        return stk_error_set(err, STK_ERR_CONFIG, 0, "%s: \"%.100s\" cannot be a tensor's name", w->path, name);
+        return stk_error_set(err, STK_ERR_CONFIG, 0, "%s: \"%.100s\" cannot be a tensor's name",
+                             w->path, name);
     if (w->n == w->room) {
         uint32_t room = w->room ? 2 * w->room : 16;
         struct declared *v = sys_realloc(w->v, room * sizeof *v);
@@ -204,10 +219,15 @@ stk_status st_writer_declare(struct st_writer *w, const char *name, enum st_dtyp
     bool over = false;
     for (uint32_t i = 0; i < rank; i++) {
         d.t.shape[i] = shape[i];
-        over |= shape[i] > INT64_MAX || __builtin_mul_overflow(d.t.n_elements, shape[i], &d.t.n_elements);
+        over |= shape[i] > INT64_MAX ||
+                __builtin_mul_overflow(d.t.n_elements, shape[i], &d.t.n_elements);
     }
-    over |= __builtin_mul_overflow(d.t.n_elements, (uint64_t)st_dtype_bytes(dtype), &d.t.size_bytes) || d.t.size_bytes > INT64_MAX / 2;
-    if (over) return stk_error_set(err, STK_ERR_CONFIG, 0, "%s: tensor %.100s is too large for a file", w->path, name);
+    over |=
+        __builtin_mul_overflow(d.t.n_elements, (uint64_t)st_dtype_bytes(dtype), &d.t.size_bytes) ||
+        d.t.size_bytes > INT64_MAX / 2;
+    if (over)
+        return stk_error_set(err, STK_ERR_CONFIG, 0, "%s: tensor %.100s is too large for a file",
+                             w->path, name);
     d.t.name = sys_strdup(name);
     if (!d.t.name) return files_no_memory(err, w->path);
     w->v[w->n] = d;
@@ -219,13 +239,14 @@ uint64_t st_writer_bytes(const struct st_writer *w)
 {
     if (w->fd >= 0) return w->total_bytes;
     struct sink s = { NULL, 0 };
-    /* Offsets mean nothing before begin, so that placing them here changes nothing a caller sees. */
+    /* Offsets mean nothing before begin, so that placing them here changes nothing a caller sees.
+     * */
     uint64_t data = place((struct st_writer *)(uintptr_t)w);
     emit_header(w, &s);
     return 8 + s.n + data;
 }
 
-/* --- writing ------------------------------------------------------------------------------------------------------- */
+/* --- writing ---------------------------------------------------------------------------------- */
 
 static stk_status check_names(const struct st_writer *w, struct stk_error *err)
 {
@@ -236,16 +257,22 @@ static stk_status check_names(const struct st_writer *w, struct stk_error *err)
     stk_status status = STK_OK;
     for (uint32_t i = 1; i < w->n && status == STK_OK; i++)
         if (strcmp(v[i - 1]->name, v[i]->name) == 0)
-            status = stk_error_set(err, STK_ERR_CONFIG, 0, "%s: tensor %.100s is declared twice", w->path, v[i]->name);
+            status = stk_error_set(err, STK_ERR_CONFIG, 0, "%s: tensor %.100s is declared twice",
+                                   w->path, v[i]->name);
     sys_free(v);
     return status;
 }
 
-static stk_status write_failed(const struct st_writer *w, int os_errno, const char *doing, struct stk_error *err)
+static stk_status write_failed(const struct st_writer *w, int os_errno, const char *doing,
+                               struct stk_error *err)
 {
     if (os_errno == ENOSPC || os_errno == EDQUOT)
-        return stk_error_set(err, STK_ERR_NOSPACE, os_errno, "%s: cannot %s: the disk is full; free room on it or choose another folder", w->path, doing);
-    return stk_error_set(err, STK_ERR_IO, os_errno, "%s: cannot %s: %s", w->path, doing, strerror(os_errno));
+        return stk_error_set(
+            err, STK_ERR_NOSPACE, os_errno,
+            "%s: cannot %s: the disk is full; free room on it or choose another folder", w->path,
+            doing);
+    return stk_error_set(err, STK_ERR_IO, os_errno, "%s: cannot %s: %s", w->path, doing,
+                         strerror(os_errno));
 }
 
 /* Room for the whole file at once, so that a full disk shows here and not after hours. */
@@ -253,23 +280,30 @@ static stk_status reserve(struct st_writer *w, uint64_t total, struct stk_error 
 {
     int os_errno = sys_fallocate(w->fd, total);
     if (os_errno == 0) return STK_OK;
-    if (os_errno != ENOSPC && os_errno != EDQUOT && os_errno != EOPNOTSUPP && os_errno != EINVAL) return write_failed(w, os_errno, "reserve room", err);
+    if (os_errno != ENOSPC && os_errno != EDQUOT && os_errno != EOPNOTSUPP && os_errno != EINVAL)
+        return write_failed(w, os_errno, "reserve room", err);
     int64_t room = sys_disk_free(w->partial);
-    if (os_errno != ENOSPC && os_errno != EDQUOT && (room < 0 || (uint64_t)room >= total)) return STK_OK; /* this file system reserves nothing */
+    /* this file system reserves nothing */
+    if (os_errno != ENOSPC && os_errno != EDQUOT && (room < 0 || (uint64_t)room >= total))
+        return STK_OK;
     return stk_error_set(err, STK_ERR_NOSPACE, os_errno,
-                         "%s: needs %" PRIu64 " bytes, the disk has %" PRId64 " free; free room on it or choose another folder", w->path, total,
-                         room < 0 ? 0 : room);
+                         "%s: needs %" PRIu64 " bytes, the disk has %" PRId64
+                         " free; free room on it or choose another folder",
+                         w->path, total, room < 0 ? 0 : room);
 }
 
 stk_status st_writer_begin(struct st_writer *w, struct stk_error *err)
 {
-    if (w->fd >= 0) return stk_error_set(err, STK_ERR_STATE, 0, "%s: writing began already", w->path);
+    if (w->fd >= 0)
+        return stk_error_set(err, STK_ERR_STATE, 0, "%s: writing began already", w->path);
     STK_TRY(check_names(w, err));
     uint64_t data = place(w);
     struct sink s = { NULL, 0 };
     emit_header(w, &s);
     if (s.n > ST_HEADER_MAX)
-        return stk_error_set(err, STK_ERR_CONFIG, 0, "%s: the header of %u tensors needs %" PRIu64 " bytes, at most %llu are allowed; write shards",
+        return stk_error_set(err, STK_ERR_CONFIG, 0,
+                             "%s: the header of %u tensors needs %" PRIu64
+                             " bytes, at most %llu are allowed; write shards",
                              w->path, w->n, s.n, ST_HEADER_MAX);
     uint64_t length = s.n;
     w->total_bytes = 8 + length + data;
@@ -285,7 +319,8 @@ stk_status st_writer_begin(struct st_writer *w, struct stk_error *err)
     if (status == STK_OK) status = reserve(w, w->total_bytes, err);
     if (status == STK_OK) {
         int64_t done = sys_write_full(w->fd, header, 8 + length, 0);
-        if (done < 0 || (uint64_t)done < 8 + length) status = write_failed(w, done < 0 ? errno : EIO, "write the header", err);
+        if (done < 0 || (uint64_t)done < 8 + length)
+            status = write_failed(w, done < 0 ? errno : EIO, "write the header", err);
     }
     sys_free(header);
     return status;
@@ -314,43 +349,54 @@ static bool mark_written(struct declared *d, uint64_t begin, uint64_t end)
     return true;
 }
 
-stk_status st_writer_write(struct st_writer *w, uint32_t index, uint64_t offset_bytes, const void *buf, uint64_t size_bytes, struct stk_error *err)
+stk_status st_writer_write(struct st_writer *w, uint32_t index, uint64_t offset_bytes,
+                           const void *buf, uint64_t size_bytes, struct stk_error *err)
 {
     STK_ASSERT(index < w->n);
     struct declared *d = &w->v[index];
     if (w->fd < 0) return stk_error_set(err, STK_ERR_STATE, 0, "%s: a write before begin", w->path);
     if (offset_bytes > d->t.size_bytes || size_bytes > d->t.size_bytes - offset_bytes)
-        return stk_error_set(err, STK_ERR_STATE, 0, "%s: tensor %.100s: a write of %" PRIu64 " bytes at %" PRIu64 " leaves its %" PRIu64 " bytes",
+        return stk_error_set(err, STK_ERR_STATE, 0,
+                             "%s: tensor %.100s: a write of %" PRIu64 " bytes at %" PRIu64
+                             " leaves its %" PRIu64 " bytes",
                              w->path, d->t.name, size_bytes, offset_bytes, d->t.size_bytes);
     if (size_bytes == 0) return STK_OK;
     int64_t done = sys_write_full(w->fd, buf, size_bytes, d->t.offset_bytes + offset_bytes);
-    if (done < 0 || (uint64_t)done < size_bytes) return write_failed(w, done < 0 ? errno : EIO, "write", err);
-    if (!mark_written(d, offset_bytes, offset_bytes + size_bytes)) return files_no_memory(err, w->path);
+    if (done < 0 || (uint64_t)done < size_bytes)
+        return write_failed(w, done < 0 ? errno : EIO, "write", err);
+    if (!mark_written(d, offset_bytes, offset_bytes + size_bytes))
+        return files_no_memory(err, w->path);
     return STK_OK;
 }
 
-/* --- the end ------------------------------------------------------------------------------------------------------- */
+/* --- the end ---------------------------------------------------------------------------------- */
 
 static stk_status check_covered(const struct st_writer *w, struct stk_error *err)
 {
     for (uint32_t i = 0; i < w->n; i++) {
         const struct declared *d = &w->v[i];
         if (d->t.size_bytes == 0) continue;
-        if (d->n_written == 1 && d->written[0].begin == 0 && d->written[0].end == d->t.size_bytes) continue;
+        if (d->n_written == 1 && d->written[0].begin == 0 && d->written[0].end == d->t.size_bytes)
+            continue;
         uint64_t hole = d->n_written && d->written[0].begin == 0 ? d->written[0].end : 0;
-        return stk_error_set(err, STK_ERR_STATE, 0, "%s: tensor %.100s was not written from byte %" PRIu64 " of its %" PRIu64, w->path, d->t.name,
-                             hole, d->t.size_bytes);
+        return stk_error_set(err, STK_ERR_STATE, 0,
+                             "%s: tensor %.100s was not written from byte %" PRIu64
+                             " of its %" PRIu64,
+                             w->path, d->t.name, hole, d->t.size_bytes);
     }
     return STK_OK;
 }
 
 stk_status st_writer_finish(struct st_writer *w, struct stk_error *err)
 {
-    stk_status status = w->fd >= 0 ? check_covered(w, err) : stk_error_set(err, STK_ERR_STATE, 0, "%s: finished before begin", w->path);
+    stk_status status =
+        w->fd >= 0 ? check_covered(w, err)
+                   : stk_error_set(err, STK_ERR_STATE, 0, "%s: finished before begin", w->path);
     char *parent = files_parent(w->path);
     if (status == STK_OK && !parent) status = files_no_memory(err, w->path);
     if (status == STK_OK && sys_fsync(w->fd) != 0) status = write_failed(w, errno, "flush", err);
-    if (status == STK_OK && sys_rename(w->partial, w->path) != 0) status = write_failed(w, errno, "rename the finished file", err);
+    if (status == STK_OK && sys_rename(w->partial, w->path) != 0)
+        status = write_failed(w, errno, "rename the finished file", err);
     if (status == STK_OK) {
         if (sys_fsync_dir(parent) != 0) status = write_failed(w, errno, "flush its folder", err);
         sys_close(w->fd);

@@ -1,8 +1,10 @@
 /* formats/tokens.c - token files and the windows cut from them.
  *
- * Owns: the open file, one buffer of fixed size for the pass at open, buffers of one window. Must not know: models, shuffling (token_order.c).
- * Memory does not grow with the file: of the document offsets only every k-th is kept, at most SAMPLES_MAX; a window reads the ones
- * between with one pread. A window's ids are one pread, its mask another.
+ * Owns: the open file, one buffer of fixed size for the pass at open, buffers of one window. Must
+ * not know: models, shuffling (token_order.c).
+ * Memory does not grow with the file: of the document offsets only every k-th is kept, at most
+ * SAMPLES_MAX; a window reads the ones between with one pread. A window's ids are one pread, its
+ * mask another.
  * Thread: one at a time per object; blocking. */
 #include "formats/tokens.h"
 
@@ -21,27 +23,32 @@ enum { PASS_BYTES = 1 << 20, SAMPLES_MAX = 1 << 15 };
 
 struct tokens {
     char *path;
-    struct st_file *file;       /* NULL: a plain .bin */
-    int fd;                     /* the .bin, else -1 */
+    struct st_file *file; /* NULL: a plain .bin */
+    int fd; /* the .bin, else -1 */
     const struct st_tensor *ids, *mask, *offsets; /* of file; mask and offsets may be NULL */
     enum st_dtype dtype;
     uint64_t count, documents, hash;
     uint32_t vocab;
     uint64_t stride, n_samples; /* samples[i] = offset number i * stride */
     uint64_t *samples;
-    unsigned char *buffer;      /* of the last window's seq */
+    unsigned char *buffer; /* of the last window's seq */
     uint64_t buffer_bytes;
 };
 
-/* --- raw access ---------------------------------------------------------------------------------------------------- */
+/* --- raw access ------------------------------------------------------------------------------- */
 
-static stk_status read_ids(struct tokens *t, uint64_t first, uint64_t n, void *buf, struct stk_error *err)
+static stk_status read_ids(struct tokens *t, uint64_t first, uint64_t n, void *buf,
+                           struct stk_error *err)
 {
     uint64_t width = st_dtype_bytes(t->dtype);
     if (t->file) return st_read(t->file, t->ids, first * width, n * width, buf, err);
     int64_t got = sys_read_full(t->fd, buf, n * width, first * width);
-    if (got < 0) return stk_error_set(err, STK_ERR_IO, errno, "%s: cannot read: %s", t->path, strerror(errno));
-    if ((uint64_t)got < n * width) return stk_error_set(err, STK_ERR_CORRUPT, 0, "%s: became shorter after it was opened", t->path);
+    if (got < 0)
+        return stk_error_set(err, STK_ERR_IO, errno, "%s: cannot read: %s", t->path,
+                             strerror(errno));
+    if ((uint64_t)got < n * width)
+        return stk_error_set(err, STK_ERR_CORRUPT, 0, "%s: became shorter after it was opened",
+                             t->path);
     return STK_OK;
 }
 
@@ -52,7 +59,8 @@ static uint64_t load_le(const unsigned char *p, uint32_t width)
     return v;
 }
 
-/* Id number i of a raw buffer. What does not fit 63 bits comes out negative, as an id below 0 does: both are refused. */
+/* Id number i of a raw buffer. What does not fit 63 bits comes out negative, as an id below 0
+ * does: both are refused. */
 static int64_t id_at(const unsigned char *buf, uint64_t i, enum st_dtype dtype)
 {
     switch (dtype) {
@@ -68,7 +76,8 @@ static int64_t id_at(const unsigned char *buf, uint64_t i, enum st_dtype dtype)
 
 static bool is_integer(enum st_dtype t)
 {
-    return t == ST_U8 || t == ST_I8 || t == ST_U16 || t == ST_I16 || t == ST_U32 || t == ST_I32 || t == ST_U64 || t == ST_I64;
+    return t == ST_U8 || t == ST_I8 || t == ST_U16 || t == ST_I16 || t == ST_U32 || t == ST_I32 ||
+           t == ST_U64 || t == ST_I64;
 }
 
 /* Folds one value into the running hash: order matters, width does not. */
@@ -78,7 +87,7 @@ static uint64_t fold(uint64_t hash, uint64_t value)
     return hash ^ hash >> 29;
 }
 
-/* --- the pass at open ---------------------------------------------------------------------------------------------- */
+/* --- the pass at open ------------------------------------------------------------------------- */
 
 static stk_status pass_ids(struct tokens *t, unsigned char *buf, struct stk_error *err)
 {
@@ -91,9 +100,11 @@ static stk_status pass_ids(struct tokens *t, unsigned char *buf, struct stk_erro
         for (uint64_t i = 0; i < n; i++) {
             int64_t id = id_at(buf, i, t->dtype);
             if (id < 0 || id >= limit)
-                return stk_error_set(err, STK_ERR_FORMAT, 0, "%s: token %" PRIu64 " has the id %" PRId64 "; ids from 0 to %" PRId64
-                                     " were expected%s: the file was made with another tokenizer", t->path, at + i, id, limit - 1,
-                                     t->vocab ? " (the model's vocabulary)" : "");
+                return stk_error_set(
+                    err, STK_ERR_FORMAT, 0,
+                    "%s: token %" PRIu64 " has the id %" PRId64 "; ids from 0 to %" PRId64
+                    " were expected%s: the file was made with another tokenizer",
+                    t->path, at + i, id, limit - 1, t->vocab ? " (the model's vocabulary)" : "");
             t->hash = fold(t->hash, (uint64_t)id);
         }
     }
@@ -107,7 +118,10 @@ static stk_status pass_mask(struct tokens *t, unsigned char *buf, struct stk_err
         STK_TRY(st_read(t->file, t->mask, at, n, buf, err));
         for (uint64_t i = 0; i < n; i++) {
             if (buf[i] > 1)
-                return stk_error_set(err, STK_ERR_FORMAT, 0, "%s: loss_mask of token %" PRIu64 " is %u; 0 or 1 was expected", t->path, at + i, buf[i]);
+                return stk_error_set(err, STK_ERR_FORMAT, 0,
+                                     "%s: loss_mask of token %" PRIu64
+                                     " is %u; 0 or 1 was expected",
+                                     t->path, at + i, buf[i]);
             t->hash = fold(t->hash, buf[i]);
         }
     }
@@ -127,10 +141,16 @@ static stk_status pass_offsets(struct tokens *t, unsigned char *buf, struct stk_
         for (uint64_t i = 0; i < n; i++) {
             int64_t offset = id_at(buf, i, ST_I64);
             if (at + i == 0 && offset != 0)
-                return stk_error_set(err, STK_ERR_FORMAT, 0, "%s: document_offsets begin with %" PRId64 "; the first document must begin at 0", t->path, offset);
+                return stk_error_set(err, STK_ERR_FORMAT, 0,
+                                     "%s: document_offsets begin with %" PRId64
+                                     "; the first document must begin at 0",
+                                     t->path, offset);
             if (offset <= before || (uint64_t)offset >= t->count)
-                return stk_error_set(err, STK_ERR_FORMAT, 0, "%s: document_offsets[%" PRIu64 "] is %" PRId64 " after %" PRId64
-                                     "; offsets must ascend and stay below the %" PRIu64 " tokens", t->path, at + i, offset, before, t->count);
+                return stk_error_set(err, STK_ERR_FORMAT, 0,
+                                     "%s: document_offsets[%" PRIu64 "] is %" PRId64
+                                     " after %" PRId64
+                                     "; offsets must ascend and stay below the %" PRIu64 " tokens",
+                                     t->path, at + i, offset, before, t->count);
             if ((at + i) % t->stride == 0) t->samples[t->n_samples++] = (uint64_t)offset;
             t->hash = fold(t->hash, (uint64_t)offset);
             before = offset;
@@ -152,7 +172,7 @@ static stk_status pass_all(struct tokens *t, struct stk_error *err)
     return status;
 }
 
-/* --- open ---------------------------------------------------------------------------------------------------------- */
+/* --- open ------------------------------------------------------------------------------------- */
 
 static stk_status open_bin(struct tokens *t, struct stk_error *err)
 {
@@ -160,20 +180,26 @@ static stk_status open_bin(struct tokens *t, struct stk_error *err)
     t->dtype = ST_U16;
     t->fd = sys_open(t->path, O_RDONLY, 0);
     if (t->fd < 0 || fstat(t->fd, &st) != 0)
-        return stk_error_set(err, STK_ERR_IO, errno, "%s: cannot open for reading: %s", t->path, strerror(errno));
-    if (!S_ISREG(st.st_mode)) return stk_error_set(err, STK_ERR_FORMAT, 0, "%s: is not a regular file", t->path);
+        return stk_error_set(err, STK_ERR_IO, errno, "%s: cannot open for reading: %s", t->path,
+                             strerror(errno));
+    if (!S_ISREG(st.st_mode))
+        return stk_error_set(err, STK_ERR_FORMAT, 0, "%s: is not a regular file", t->path);
     if (st.st_size % 2 != 0)
-        return stk_error_set(err, STK_ERR_FORMAT, 0, "%s: holds %" PRIu64 " bytes, an odd number; a .bin token file holds 16-bit ids", t->path,
-                             (uint64_t)st.st_size);
+        return stk_error_set(err, STK_ERR_FORMAT, 0,
+                             "%s: holds %" PRIu64
+                             " bytes, an odd number; a .bin token file holds 16-bit ids",
+                             t->path, (uint64_t)st.st_size);
     t->count = (uint64_t)st.st_size / 2;
     return STK_OK;
 }
 
-static stk_status check_vector(struct tokens *t, const struct st_tensor *v, bool fits, const char *expected, struct stk_error *err)
+static stk_status check_vector(struct tokens *t, const struct st_tensor *v, bool fits,
+                               const char *expected, struct stk_error *err)
 {
     if (fits && v->rank == 1) return STK_OK;
-    return stk_error_set(err, STK_ERR_FORMAT, 0, "%s: %s has dtype %s and %u dimensions; %s in one dimension was expected", t->path, v->name,
-                         st_dtype_name(v->dtype), v->rank, expected);
+    return stk_error_set(err, STK_ERR_FORMAT, 0,
+                         "%s: %s has dtype %s and %u dimensions; %s in one dimension was expected",
+                         t->path, v->name, st_dtype_name(v->dtype), v->rank, expected);
 }
 
 static stk_status open_safetensors(struct tokens *t, struct stk_error *err)
@@ -185,9 +211,15 @@ static stk_status open_safetensors(struct tokens *t, struct stk_error *err)
         else if (strcmp(v->name, "loss_mask") == 0) t->mask = v;
         else if (strcmp(v->name, "document_offsets") == 0) t->offsets = v;
         else
-            return stk_error_set(err, STK_ERR_FORMAT, 0, "%s: holds the tensor %.80s; only input_ids, loss_mask and document_offsets are known", t->path, v->name);
+            return stk_error_set(err, STK_ERR_FORMAT, 0,
+                                 "%s: holds the tensor %.80s; only input_ids, loss_mask and "
+                                 "document_offsets are known",
+                                 t->path, v->name);
     }
-    if (!t->ids) return stk_error_set(err, STK_ERR_FORMAT, 0, "%s: has no tensor input_ids; make token files with `stoker prepare`", t->path);
+    if (!t->ids)
+        return stk_error_set(err, STK_ERR_FORMAT, 0,
+                             "%s: has no tensor input_ids; make token files with `stoker prepare`",
+                             t->path);
     STK_TRY(check_vector(t, t->ids, is_integer(t->ids->dtype), "an integer type", err));
     if (t->mask) STK_TRY(check_vector(t, t->mask, t->mask->dtype == ST_U8, "U8", err));
     if (t->offsets) STK_TRY(check_vector(t, t->offsets, t->offsets->dtype == ST_I64, "I64", err));
@@ -195,9 +227,13 @@ static stk_status open_safetensors(struct tokens *t, struct stk_error *err)
     t->count = t->ids->n_elements;
     t->documents = t->offsets ? t->offsets->n_elements : 0;
     if (t->mask && t->mask->n_elements != t->count)
-        return stk_error_set(err, STK_ERR_FORMAT, 0, "%s: loss_mask has %" PRIu64 " entries, input_ids %" PRIu64, t->path, t->mask->n_elements, t->count);
+        return stk_error_set(err, STK_ERR_FORMAT, 0,
+                             "%s: loss_mask has %" PRIu64 " entries, input_ids %" PRIu64, t->path,
+                             t->mask->n_elements, t->count);
     if (t->offsets && t->documents == 0)
-        return stk_error_set(err, STK_ERR_FORMAT, 0, "%s: document_offsets is empty; leave it out if there are no documents", t->path);
+        return stk_error_set(
+            err, STK_ERR_FORMAT, 0,
+            "%s: document_offsets is empty; leave it out if there are no documents", t->path);
     return STK_OK;
 }
 
@@ -251,13 +287,17 @@ uint64_t tokens_windows(const struct tokens *t, uint64_t seq)
 stk_status tokens_check_seq(const struct tokens *t, uint64_t seq, struct stk_error *err)
 {
     if (seq < 2 || seq > INT32_MAX)
-        return stk_error_set(err, STK_ERR_CONFIG, 0, "a sequence of %" PRIu64 " tokens has no targets; give --seq from 2 to 2^31 - 1", seq);
+        return stk_error_set(
+            err, STK_ERR_CONFIG, 0,
+            "a sequence of %" PRIu64 " tokens has no targets; give --seq from 2 to 2^31 - 1", seq);
     if (seq <= t->count) return STK_OK;
-    return stk_error_set(err, STK_ERR_CONFIG, 0, "%s: holds %" PRIu64 " tokens, fewer than one sequence of %" PRIu64 "; give a smaller --seq or more data",
+    return stk_error_set(err, STK_ERR_CONFIG, 0,
+                         "%s: holds %" PRIu64 " tokens, fewer than one sequence of %" PRIu64
+                         "; give a smaller --seq or more data",
                          t->path, t->count, seq);
 }
 
-/* --- windows ------------------------------------------------------------------------------------------------------- */
+/* --- windows ---------------------------------------------------------------------------------- */
 
 static stk_status reserve(struct tokens *t, uint64_t size_bytes, struct stk_error *err)
 {
@@ -270,12 +310,15 @@ static stk_status reserve(struct tokens *t, uint64_t size_bytes, struct stk_erro
     return STK_OK;
 }
 
-/* Marks first_key[k] = 1 where a document begins inside the window, k > 0. The raw offsets go through the window's buffer. */
-static stk_status mark_documents(struct tokens *t, uint64_t start, uint64_t seq, int32_t *first_key, struct stk_error *err)
+/* Marks first_key[k] = 1 where a document begins inside the window, k > 0. The raw offsets go
+ * through the window's buffer. */
+static stk_status mark_documents(struct tokens *t, uint64_t start, uint64_t seq, int32_t *first_key,
+                                 struct stk_error *err)
 {
     memset(first_key, 0, seq * sizeof *first_key);
     if (!t->offsets) return STK_OK;
-    uint64_t low = 0, high = t->n_samples; /* the last sample at or before start: the first offset is 0, so there is one */
+    /* the last sample at or before start: the first offset is 0, so there is one */
+    uint64_t low = 0, high = t->n_samples;
     while (high - low > 1) {
         uint64_t mid = low + (high - low) / 2;
         if (t->samples[mid] <= start) low = mid;
@@ -295,8 +338,9 @@ static stk_status mark_documents(struct tokens *t, uint64_t start, uint64_t seq,
     return STK_OK;
 }
 
-stk_status tokens_window(struct tokens *t, uint64_t seq, uint64_t w, int32_t *ids, int32_t *targets, int32_t *position, int32_t *first_key,
-                         uint64_t *n_targets, struct stk_error *err)
+stk_status tokens_window(struct tokens *t, uint64_t seq, uint64_t w, int32_t *ids, int32_t *targets,
+                         int32_t *position, int32_t *first_key, uint64_t *n_targets,
+                         struct stk_error *err)
 {
     STK_ASSERT(seq > 0 && seq <= INT32_MAX);
     STK_ASSERT(w < t->count / seq);
@@ -306,7 +350,10 @@ stk_status tokens_window(struct tokens *t, uint64_t seq, uint64_t w, int32_t *id
     for (uint64_t k = 0; k < seq; k++) {
         int64_t id = id_at(t->buffer, k, t->dtype);
         if (id < 0 || id > INT32_MAX || (t->vocab && id >= t->vocab))
-            return stk_error_set(err, STK_ERR_CORRUPT, 0, "%s: token %" PRIu64 " is %" PRId64 " now: the file changed since it was opened", t->path, start + k, id);
+            return stk_error_set(err, STK_ERR_CORRUPT, 0,
+                                 "%s: token %" PRIu64 " is %" PRId64
+                                 " now: the file changed since it was opened",
+                                 t->path, start + k, id);
         ids[k] = (int32_t)id;
     }
     STK_TRY(mark_documents(t, start, seq, first_key, err));

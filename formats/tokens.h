@@ -1,5 +1,5 @@
 /* formats/tokens.h - token files: a safetensors with `input_ids` (any integer type), optionally `loss_mask` (U8, 1 = this token is a target) and
- * `document_offsets` (I64: ascending start offsets; positions restart, attention does not cross, the first token of a document is never a target), or a plain
+ * `document_offsets` (I64: strictly ascending start offsets, the first is 0; positions restart, attention does not cross, the first token of a document is never a target), or a plain
  * `.bin` of little-endian uint16.
  *
  * Windows are consecutive, disjoint runs of `seq` tokens; a last short one is dropped. Window w, token t (0-based): the logits at t predict token t + 1; so

@@ -1,13 +1,16 @@
 /* gpu/coll_local.c - collectives of one rank: each is a copy or nothing.
  *
- * Owns the refusal of more ranks (their backends are other files behind coll.h). Must not know tiers or plans. Never blocks. */
+ * Owns the refusal of more ranks (their backends are other files behind coll.h). Must not know
+ * tiers or plans. Never blocks. */
 #include "gpu/coll.h"
 
 #include "base/sys.h"
 #include <stdlib.h>
 #include <string.h>
 
-struct coll { uint32_t rank, size; };
+struct coll {
+    uint32_t rank, size;
+};
 
 static uint64_t coll_bytes(enum coll_dtype t)
 {
@@ -23,7 +26,8 @@ static uint64_t coll_bytes(enum coll_dtype t)
 }
 
 /* An environment variable as a number; unset or empty: `otherwise`. */
-static stk_status coll_env(const char *name, unsigned long otherwise, unsigned long *out, struct stk_error *err)
+static stk_status coll_env(const char *name, unsigned long otherwise, unsigned long *out,
+                           struct stk_error *err)
 {
     const char *text = getenv(name);
     char *end = NULL;
@@ -31,7 +35,10 @@ static stk_status coll_env(const char *name, unsigned long otherwise, unsigned l
     if (!text || !*text) return STK_OK;
     *out = strtoul(text, &end, 10);
     if (*end || *text == '-' || *out > UINT32_MAX)
-        return stk_error_set(err, STK_ERR_CONFIG, 0, "environment variable %s is \"%s\", expected a number of a rank or of ranks", name, text);
+        return stk_error_set(
+            err, STK_ERR_CONFIG, 0,
+            "environment variable %s is \"%s\", expected a number of a rank or of ranks", name,
+            text);
     return STK_OK;
 }
 
@@ -43,10 +50,15 @@ stk_status coll_open(struct coll **out, struct stk_error *err)
     STK_TRY(coll_env("RANK", 0, &rank, err));
     if (size > 1)
         return stk_error_set(err, STK_ERR_UNSUPPORTED, 0,
-                             "WORLD_SIZE is %lu, but this build has collectives for one rank only; unset WORLD_SIZE and RANK or "
-                             "start a single process", size);
+                             "WORLD_SIZE is %lu, but this build has collectives for one rank only; "
+                             "unset WORLD_SIZE and RANK or "
+                             "start a single process",
+                             size);
     if (size == 0 || rank >= size)
-        return stk_error_set(err, STK_ERR_CONFIG, 0, "RANK is %lu and WORLD_SIZE is %lu: a rank must be below the number of ranks", rank, size);
+        return stk_error_set(
+            err, STK_ERR_CONFIG, 0,
+            "RANK is %lu and WORLD_SIZE is %lu: a rank must be below the number of ranks", rank,
+            size);
     struct coll *c = sys_calloc(1, sizeof *c);
     if (!c) return stk_error_set(err, STK_ERR_NOMEM, 0, "collectives: no memory for their record");
     c->size = 1;
@@ -64,8 +76,8 @@ static stk_status coll_copy(const void *send, void *recv, uint64_t count, enum c
     return STK_OK;
 }
 
-stk_status coll_all_gather(struct coll *c, const void *send, void *recv, const uint64_t *counts, enum coll_dtype t, uint64_t deadline_ns,
-                           struct stk_error *err)
+stk_status coll_all_gather(struct coll *c, const void *send, void *recv, const uint64_t *counts,
+                           enum coll_dtype t, uint64_t deadline_ns, struct stk_error *err)
 {
     (void)c;
     (void)deadline_ns;
@@ -73,8 +85,8 @@ stk_status coll_all_gather(struct coll *c, const void *send, void *recv, const u
     return coll_copy(send, recv, counts[0], t);
 }
 
-stk_status coll_reduce_scatter(struct coll *c, const void *send, void *recv, const uint64_t *counts, enum coll_dtype t,
-                               uint64_t deadline_ns, struct stk_error *err)
+stk_status coll_reduce_scatter(struct coll *c, const void *send, void *recv, const uint64_t *counts,
+                               enum coll_dtype t, uint64_t deadline_ns, struct stk_error *err)
 {
     (void)c;
     (void)deadline_ns;
@@ -82,7 +94,8 @@ stk_status coll_reduce_scatter(struct coll *c, const void *send, void *recv, con
     return coll_copy(send, recv, counts[0], t);
 }
 
-stk_status coll_all_reduce(struct coll *c, void *buf, uint64_t count, enum coll_dtype t, uint64_t deadline_ns, struct stk_error *err)
+stk_status coll_all_reduce(struct coll *c, void *buf, uint64_t count, enum coll_dtype t,
+                           uint64_t deadline_ns, struct stk_error *err)
 {
     (void)c;
     (void)buf;
@@ -93,13 +106,15 @@ stk_status coll_all_reduce(struct coll *c, void *buf, uint64_t count, enum coll_
     return STK_OK;
 }
 
-stk_status coll_broadcast(struct coll *c, void *buf, uint64_t size_bytes, uint32_t root, uint64_t deadline_ns, struct stk_error *err)
+stk_status coll_broadcast(struct coll *c, void *buf, uint64_t size_bytes, uint32_t root,
+                          uint64_t deadline_ns, struct stk_error *err)
 {
     (void)buf;
     (void)size_bytes;
     (void)deadline_ns;
     if (root < c->size) return STK_OK;
-    return stk_error_set(err, STK_ERR_CONFIG, 0, "broadcast: root %u is not one of %u ranks", root, c->size);
+    return stk_error_set(err, STK_ERR_CONFIG, 0, "broadcast: root %u is not one of %u ranks", root,
+                         c->size);
 }
 
 stk_status coll_barrier(struct coll *c, uint64_t deadline_ns, struct stk_error *err)

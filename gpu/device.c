@@ -1,7 +1,8 @@
 /* gpu/device.c - the front of every device: finds the backend, checks arguments, queues commands.
  *
- * Owns prepare mode and the order of calls. Must not know how a backend runs anything, nor plans, tiers or models. Called from
- * the application's thread and from lanes; each call returns when the work is queued. */
+ * Owns prepare mode and the order of calls. Must not know how a backend runs anything, nor plans,
+ * tiers or models. Called from the application's thread and from lanes; each call returns when the
+ * work is queued. */
 #include "gpu/device_impl.h"
 
 #include <string.h>
@@ -34,7 +35,8 @@ stk_status dev_open(const struct dev_cfg *cfg, struct dev **out, struct stk_erro
     const struct dev_ops *ops = dev_find(cfg->kind);
     if (!ops)
         return stk_error_set(err, STK_ERR_UNSUPPORTED, 0,
-                             "device kind %d is not in this build; use host, host:discrete or sim", (int)cfg->kind);
+                             "device kind %d is not in this build; use host, host:discrete or sim",
+                             (int)cfg->kind);
     STK_ASSERT(ops->version == DEV_OPS_VERSION);
     STK_TRY(ops->open(cfg, out, err));
     (*out)->ops = ops;
@@ -53,7 +55,9 @@ void dev_caps_read(const struct dev *d, struct dev_caps *out) { *out = d->caps; 
 stk_status dev_reserve(struct dev *d, uint64_t size_bytes, void **out, struct stk_error *err)
 {
     *out = NULL;
-    if (size_bytes == 0) return stk_error_set(err, STK_ERR_CONFIG, 0, "device %s: an arena of 0 bytes was asked for", d->caps.name);
+    if (size_bytes == 0)
+        return stk_error_set(err, STK_ERR_CONFIG, 0, "device %s: an arena of 0 bytes was asked for",
+                             d->caps.name);
     return d->ops->reserve(d, size_bytes, out, err);
 }
 
@@ -65,15 +69,21 @@ stk_status dev_host_register(struct dev *d, void *base, uint64_t size_bytes, str
 
 void dev_host_unregister(struct dev *d, void *base) { d->ops->host_unregister(d, base); }
 
-stk_status dev_status(const struct dev *d, struct stk_error *err) { return d->ops->status_read(d, err); }
+stk_status dev_status(const struct dev *d, struct stk_error *err)
+{
+    return d->ops->status_read(d, err);
+}
 
-stk_status dev_stream_open(struct dev *d, const char *name, uint32_t depth, struct dev_stream **out, struct stk_error *err)
+stk_status dev_stream_open(struct dev *d, const char *name, uint32_t depth, struct dev_stream **out,
+                           struct stk_error *err)
 {
     *out = NULL;
     if (depth == 0) depth = DEV_STREAM_DEPTH_DEFAULT;
     if (depth > DEV_STREAM_DEPTH_MAX)
-        return stk_error_set(err, STK_ERR_CONFIG, 0, "stream %s: a queue of %u commands was asked for, at most %u are possible",
-                             name, depth, DEV_STREAM_DEPTH_MAX);
+        return stk_error_set(
+            err, STK_ERR_CONFIG, 0,
+            "stream %s: a queue of %u commands was asked for, at most %u are possible", name, depth,
+            DEV_STREAM_DEPTH_MAX);
     return d->ops->stream_open(d, name, depth, out, err);
 }
 
@@ -85,17 +95,20 @@ void dev_stream_close(struct dev_stream *s)
 struct dev *dev_of(const struct dev_stream *s) { return s->dev; }
 uint64_t dev_stream_busy_ns(const struct dev_stream *s) { return s->dev->ops->stream_busy_ns(s); }
 
-static stk_status dev_enqueue(struct dev_stream *s, const struct dev_cmd *cmd, struct stk_error *err)
+static stk_status dev_enqueue(struct dev_stream *s, const struct dev_cmd *cmd,
+                              struct stk_error *err)
 {
     return s->dev->ops->enqueue(s, cmd, err);
 }
 
-stk_status dev_copy(struct dev_stream *s, void *dst, const void *src, uint64_t size_bytes, enum dev_dir dir, struct stk_error *err)
+stk_status dev_copy(struct dev_stream *s, void *dst, const void *src, uint64_t size_bytes,
+                    enum dev_dir dir, struct stk_error *err)
 {
     if (s->dev->preparing || size_bytes == 0) return STK_OK;
     if (!dst || !src)
-        return stk_error_set(err, STK_ERR_CONFIG, 0, "stream %s: a copy of %llu bytes has no %s", s->name,
-                             (unsigned long long)size_bytes, dst ? "source" : "destination");
+        return stk_error_set(err, STK_ERR_CONFIG, 0, "stream %s: a copy of %llu bytes has no %s",
+                             s->name, (unsigned long long)size_bytes,
+                             dst ? "source" : "destination");
     struct dev_cmd c = { .kind = DEV_CMD_COPY, .u.copy = { dst, src, size_bytes, dir } };
     return dev_enqueue(s, &c, err);
 }
@@ -104,13 +117,15 @@ stk_status dev_zero(struct dev_stream *s, void *dst, uint64_t size_bytes, struct
 {
     if (s->dev->preparing || size_bytes == 0) return STK_OK;
     if (!dst)
-        return stk_error_set(err, STK_ERR_CONFIG, 0, "stream %s: %llu bytes at no address were to be zeroed", s->name,
+        return stk_error_set(err, STK_ERR_CONFIG, 0,
+                             "stream %s: %llu bytes at no address were to be zeroed", s->name,
                              (unsigned long long)size_bytes);
     struct dev_cmd c = { .kind = DEV_CMD_ZERO, .u.zero = { dst, size_bytes } };
     return dev_enqueue(s, &c, err);
 }
 
-stk_status dev_notify(struct dev_stream *s, struct exec_lane *lane, struct exec_task *task, struct exec_event *ev, struct stk_error *err)
+stk_status dev_notify(struct dev_stream *s, struct exec_lane *lane, struct exec_task *task,
+                      struct exec_event *ev, struct stk_error *err)
 {
     STK_ASSERT(ev || (lane && task));
     struct dev_cmd c = { .kind = DEV_CMD_NOTIFY, .u.notify = { lane, task, ev } };
@@ -130,7 +145,8 @@ void dev_mark_free(struct dev_mark *m)
     *m = (struct dev_mark){ 0 };
 }
 
-/* The backend numbers the record while it queues it, so that a refused one (STK_BUSY) leaves no number that never passes. */
+/* The backend numbers the record while it queues it, so that a refused one (STK_BUSY) leaves no
+ * number that never passes. */
 stk_status dev_mark_record(struct dev_stream *s, struct dev_mark *m, struct stk_error *err)
 {
     STK_ASSERT(m->dev == s->dev);
@@ -163,7 +179,9 @@ void dev_prepare_begin(struct dev *d)
 
 stk_status dev_prepare_end(struct dev *d, uint64_t *scratch_bytes, struct stk_error *err)
 {
-    if (!d->preparing) return stk_error_set(err, STK_ERR_STATE, 0, "device %s: prepare mode ends, but was not begun", d->caps.name);
+    if (!d->preparing)
+        return stk_error_set(err, STK_ERR_STATE, 0,
+                             "device %s: prepare mode ends, but was not begun", d->caps.name);
     d->preparing = false;
     if (scratch_bytes) *scratch_bytes = d->prepare_scratch_bytes;
     return STK_OK;

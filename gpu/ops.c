@@ -1,10 +1,13 @@
-/* gpu/ops.c - the front of the operations: checks shapes, types and presence of buffers, then hands a copy of the arguments on.
+/* gpu/ops.c - the front of the operations: checks shapes, types and presence of buffers, then hands
+ * a copy of the arguments on.
  *
- * Owns the refusals of impossible shapes (STK_ERR_CONFIG). Must not know how an operation is computed. Called from the
- * application's thread and from lanes; never blocks but on a full queue. */
+ * Owns the refusals of impossible shapes (STK_ERR_CONFIG). Must not know how an operation is
+ * computed. Called from the application's thread and from lanes; never blocks but on a full queue.
+ */
 #include "gpu/device_impl.h"
 
-/* Below this, products of two extents and byte counts cannot overflow 64 bits, and an extent fits the libraries' integers. */
+/* Below this, products of two extents and byte counts cannot overflow 64 bits, and an extent fits
+ * the libraries' integers. */
 #define OPS_EXTENT_MAX ((uint64_t)1 << 31)
 #define OPS_ELEMENTS_MAX ((uint64_t)1 << 48)
 
@@ -15,23 +18,28 @@ struct ops_check {
     stk_status st; /* first refusal */
 };
 
-static struct ops_check ops_check_begin(const struct dev_stream *s, enum dev_cmd_kind kind, struct stk_error *err)
+static struct ops_check ops_check_begin(const struct dev_stream *s, enum dev_cmd_kind kind,
+                                        struct stk_error *err)
 {
-    return (struct ops_check){ .op = dev_cmd_name(kind), .preparing = dev_preparing(dev_of(s)), .err = err };
+    return (struct ops_check){ .op = dev_cmd_name(kind),
+                               .preparing = dev_preparing(dev_of(s)),
+                               .err = err };
 }
 
 static void ops_need_extent(struct ops_check *c, const char *what, uint64_t n)
 {
     if (c->st != STK_OK || (n > 0 && n < OPS_EXTENT_MAX)) return;
-    c->st = stk_error_set(c->err, STK_ERR_CONFIG, 0, "%s: %s is %llu, must be at least 1 and below 2^31", c->op, what,
+    c->st = stk_error_set(c->err, STK_ERR_CONFIG, 0,
+                          "%s: %s is %llu, must be at least 1 and below 2^31", c->op, what,
                           (unsigned long long)n);
 }
 
 static void ops_need_elements(struct ops_check *c, const char *what, uint64_t a, uint64_t b)
 {
     if (c->st != STK_OK || a <= OPS_ELEMENTS_MAX / b) return;
-    c->st = stk_error_set(c->err, STK_ERR_CONFIG, 0, "%s: %s has %llu x %llu elements, more than 2^48", c->op, what,
-                          (unsigned long long)a, (unsigned long long)b);
+    c->st =
+        stk_error_set(c->err, STK_ERR_CONFIG, 0, "%s: %s has %llu x %llu elements, more than 2^48",
+                      c->op, what, (unsigned long long)a, (unsigned long long)b);
 }
 
 static void ops_need(struct ops_check *c, bool cond, const char *expected)
@@ -43,7 +51,8 @@ static void ops_need(struct ops_check *c, bool cond, const char *expected)
 static void ops_need_buffer(struct ops_check *c, const char *what, const void *p)
 {
     if (c->st != STK_OK || p || c->preparing) return;
-    c->st = stk_error_set(c->err, STK_ERR_CONFIG, 0, "%s: buffer %s is missing (NULL is for prepare mode only)", c->op, what);
+    c->st = stk_error_set(c->err, STK_ERR_CONFIG, 0,
+                          "%s: buffer %s is missing (NULL is for prepare mode only)", c->op, what);
 }
 
 static void ops_need_activation(struct ops_check *c, enum ops_dtype at)
@@ -56,12 +65,13 @@ static void ops_need_parameter(struct ops_check *c, enum ops_dtype pt)
     ops_need(c, pt == OPS_BF16 || pt == OPS_FP16, "parameters must be bf16 or fp16");
 }
 
-static stk_status ops_submit(struct dev_stream *s, const struct ops_check *c, const struct dev_cmd *cmd)
+static stk_status ops_submit(struct dev_stream *s, const struct ops_check *c,
+                             const struct dev_cmd *cmd)
 {
     return c->st != STK_OK ? c->st : dev_submit(s, cmd, c->err);
 }
 
-/* --- linear ------------------------------------------------------------------------------------------------------------- */
+/* --- linear ----------------------------------------------------------------------------------- */
 
 static void ops_check_linear(struct ops_check *c, const struct ops_linear *a)
 {
@@ -76,7 +86,8 @@ static void ops_check_linear(struct ops_check *c, const struct ops_linear *a)
     ops_need_elements(c, "w", a->out, a->in);
 }
 
-stk_status ops_linear_forward(struct dev_stream *s, const struct ops_linear *a, struct stk_error *err)
+stk_status ops_linear_forward(struct dev_stream *s, const struct ops_linear *a,
+                              struct stk_error *err)
 {
     struct dev_cmd cmd = { .kind = DEV_CMD_LINEAR_FORWARD, .u.linear = *a };
     struct ops_check c = ops_check_begin(s, cmd.kind, err);
@@ -87,7 +98,8 @@ stk_status ops_linear_forward(struct dev_stream *s, const struct ops_linear *a, 
     return ops_submit(s, &c, &cmd);
 }
 
-stk_status ops_linear_backward_data(struct dev_stream *s, const struct ops_linear *a, struct stk_error *err)
+stk_status ops_linear_backward_data(struct dev_stream *s, const struct ops_linear *a,
+                                    struct stk_error *err)
 {
     struct dev_cmd cmd = { .kind = DEV_CMD_LINEAR_BACKWARD_DATA, .u.linear = *a };
     struct ops_check c = ops_check_begin(s, cmd.kind, err);
@@ -98,9 +110,10 @@ stk_status ops_linear_backward_data(struct dev_stream *s, const struct ops_linea
     return ops_submit(s, &c, &cmd);
 }
 
-/* With dw and dbias both NULL (all frozen) there is nothing to do; prepare mode cannot tell, since its pointers may be NULL, and
- * prepares both. */
-stk_status ops_linear_backward_weight(struct dev_stream *s, const struct ops_linear *a, struct stk_error *err)
+/* With dw and dbias both NULL (all frozen) there is nothing to do; prepare mode cannot tell, since
+ * its pointers may be NULL, and prepares both. */
+stk_status ops_linear_backward_weight(struct dev_stream *s, const struct ops_linear *a,
+                                      struct stk_error *err)
 {
     struct dev_cmd cmd = { .kind = DEV_CMD_LINEAR_BACKWARD_WEIGHT, .u.linear = *a };
     struct ops_check c = ops_check_begin(s, cmd.kind, err);
@@ -111,7 +124,7 @@ stk_status ops_linear_backward_weight(struct dev_stream *s, const struct ops_lin
     return ops_submit(s, &c, &cmd);
 }
 
-/* --- embedding ---------------------------------------------------------------------------------------------------------- */
+/* --- embedding -------------------------------------------------------------------------------- */
 
 static void ops_check_embed(struct ops_check *c, const struct ops_embed *a)
 {
@@ -133,7 +146,8 @@ stk_status ops_embed_forward(struct dev_stream *s, const struct ops_embed *a, st
     return ops_submit(s, &c, &cmd);
 }
 
-stk_status ops_embed_backward(struct dev_stream *s, const struct ops_embed *a, struct stk_error *err)
+stk_status ops_embed_backward(struct dev_stream *s, const struct ops_embed *a,
+                              struct stk_error *err)
 {
     struct dev_cmd cmd = { .kind = DEV_CMD_EMBED_BACKWARD, .u.embed = *a };
     struct ops_check c = ops_check_begin(s, cmd.kind, err);
@@ -143,7 +157,7 @@ stk_status ops_embed_backward(struct dev_stream *s, const struct ops_embed *a, s
     return ops_submit(s, &c, &cmd);
 }
 
-/* --- norm, rotary ------------------------------------------------------------------------------------------------------- */
+/* --- norm, rotary ----------------------------------------------------------------------------- */
 
 static void ops_check_rmsnorm(struct ops_check *c, const struct ops_rmsnorm *a)
 {
@@ -164,7 +178,8 @@ static void ops_check_rmsnorm(struct ops_check *c, const struct ops_rmsnorm *a)
     ops_need_buffer(c, "rstd", a->rstd);
 }
 
-stk_status ops_rmsnorm_forward(struct dev_stream *s, const struct ops_rmsnorm *a, struct stk_error *err)
+stk_status ops_rmsnorm_forward(struct dev_stream *s, const struct ops_rmsnorm *a,
+                               struct stk_error *err)
 {
     struct dev_cmd cmd = { .kind = DEV_CMD_RMSNORM_FORWARD, .u.rmsnorm = *a };
     struct ops_check c = ops_check_begin(s, cmd.kind, err);
@@ -173,7 +188,8 @@ stk_status ops_rmsnorm_forward(struct dev_stream *s, const struct ops_rmsnorm *a
     return ops_submit(s, &c, &cmd);
 }
 
-stk_status ops_rmsnorm_backward(struct dev_stream *s, const struct ops_rmsnorm *a, struct stk_error *err)
+stk_status ops_rmsnorm_backward(struct dev_stream *s, const struct ops_rmsnorm *a,
+                                struct stk_error *err)
 {
     struct dev_cmd cmd = { .kind = DEV_CMD_RMSNORM_BACKWARD, .u.rmsnorm = *a };
     struct ops_check c = ops_check_begin(s, cmd.kind, err);
@@ -193,8 +209,10 @@ stk_status ops_rope(struct dev_stream *s, const struct ops_rope *a, struct stk_e
     ops_need_extent(&c, "head_dim", a->head_dim);
     ops_need_activation(&c, a->at);
     ops_need(&c, a->head_dim % 2 == 0, "head_dim must be even");
-    ops_need(&c, a->q_stride >= a->heads * a->head_dim, "q_stride must hold heads x head_dim elements");
-    ops_need(&c, a->k_stride >= a->kv_heads * a->head_dim, "k_stride must hold kv_heads x head_dim elements");
+    ops_need(&c, a->q_stride >= a->heads * a->head_dim,
+             "q_stride must hold heads x head_dim elements");
+    ops_need(&c, a->k_stride >= a->kv_heads * a->head_dim,
+             "k_stride must hold kv_heads x head_dim elements");
     ops_need_extent(&c, "q_stride", a->q_stride);
     ops_need_extent(&c, "k_stride", a->k_stride);
     ops_need_buffer(&c, "q", a->q);
@@ -204,7 +222,7 @@ stk_status ops_rope(struct dev_stream *s, const struct ops_rope *a, struct stk_e
     return ops_submit(s, &c, &cmd);
 }
 
-/* --- attention ---------------------------------------------------------------------------------------------------------- */
+/* --- attention -------------------------------------------------------------------------------- */
 
 static void ops_check_attention(struct ops_check *c, const struct ops_attention *a)
 {
@@ -219,7 +237,8 @@ static void ops_check_attention(struct ops_check *c, const struct ops_attention 
     ops_need(c, a->heads % a->kv_heads == 0, "heads must be a multiple of kv_heads");
     ops_need(c, a->q_stride >= a->heads * a->head_dim && a->o_stride >= a->heads * a->head_dim,
              "q_stride and o_stride must hold heads x head_dim elements");
-    ops_need(c, a->k_stride >= a->kv_heads * a->head_dim && a->v_stride >= a->kv_heads * a->head_dim,
+    ops_need(c,
+             a->k_stride >= a->kv_heads * a->head_dim && a->v_stride >= a->kv_heads * a->head_dim,
              "k_stride and v_stride must hold kv_heads x head_dim elements");
     ops_need_extent(c, "q_stride", a->q_stride);
     ops_need_extent(c, "k_stride", a->k_stride);
@@ -233,7 +252,8 @@ static void ops_check_attention(struct ops_check *c, const struct ops_attention 
     ops_need_buffer(c, "lse", a->lse);
 }
 
-stk_status ops_attention_forward(struct dev_stream *s, const struct ops_attention *a, struct stk_error *err)
+stk_status ops_attention_forward(struct dev_stream *s, const struct ops_attention *a,
+                                 struct stk_error *err)
 {
     struct dev_cmd cmd = { .kind = DEV_CMD_ATTENTION_FORWARD, .u.attention = *a };
     struct ops_check c = ops_check_begin(s, cmd.kind, err);
@@ -241,7 +261,8 @@ stk_status ops_attention_forward(struct dev_stream *s, const struct ops_attentio
     return ops_submit(s, &c, &cmd);
 }
 
-stk_status ops_attention_backward(struct dev_stream *s, const struct ops_attention *a, struct stk_error *err)
+stk_status ops_attention_backward(struct dev_stream *s, const struct ops_attention *a,
+                                  struct stk_error *err)
 {
     struct dev_cmd cmd = { .kind = DEV_CMD_ATTENTION_BACKWARD, .u.attention = *a };
     struct ops_check c = ops_check_begin(s, cmd.kind, err);
@@ -253,7 +274,7 @@ stk_status ops_attention_backward(struct dev_stream *s, const struct ops_attenti
     return ops_submit(s, &c, &cmd);
 }
 
-/* --- elementwise -------------------------------------------------------------------------------------------------------- */
+/* --- elementwise ------------------------------------------------------------------------------ */
 
 static void ops_check_swiglu(struct ops_check *c, const struct ops_swiglu *a)
 {
@@ -269,7 +290,8 @@ static void ops_check_swiglu(struct ops_check *c, const struct ops_swiglu *a)
     ops_need_buffer(c, "up", a->up);
 }
 
-stk_status ops_swiglu_forward(struct dev_stream *s, const struct ops_swiglu *a, struct stk_error *err)
+stk_status ops_swiglu_forward(struct dev_stream *s, const struct ops_swiglu *a,
+                              struct stk_error *err)
 {
     struct dev_cmd cmd = { .kind = DEV_CMD_SWIGLU_FORWARD, .u.swiglu = *a };
     struct ops_check c = ops_check_begin(s, cmd.kind, err);
@@ -278,7 +300,8 @@ stk_status ops_swiglu_forward(struct dev_stream *s, const struct ops_swiglu *a, 
     return ops_submit(s, &c, &cmd);
 }
 
-stk_status ops_swiglu_backward(struct dev_stream *s, const struct ops_swiglu *a, struct stk_error *err)
+stk_status ops_swiglu_backward(struct dev_stream *s, const struct ops_swiglu *a,
+                               struct stk_error *err)
 {
     struct dev_cmd cmd = { .kind = DEV_CMD_SWIGLU_BACKWARD, .u.swiglu = *a };
     struct ops_check c = ops_check_begin(s, cmd.kind, err);
@@ -289,7 +312,8 @@ stk_status ops_swiglu_backward(struct dev_stream *s, const struct ops_swiglu *a,
     return ops_submit(s, &c, &cmd);
 }
 
-stk_status ops_add(struct dev_stream *s, enum ops_dtype at, uint64_t n, const void *a, const void *b, void *y, struct stk_error *err)
+stk_status ops_add(struct dev_stream *s, enum ops_dtype at, uint64_t n, const void *a,
+                   const void *b, void *y, struct stk_error *err)
 {
     struct dev_cmd cmd = { .kind = DEV_CMD_ADD, .u.add = { n, at, a, b, y } };
     struct ops_check c = ops_check_begin(s, cmd.kind, err);
@@ -301,7 +325,7 @@ stk_status ops_add(struct dev_stream *s, enum ops_dtype at, uint64_t n, const vo
     return ops_submit(s, &c, &cmd);
 }
 
-/* --- head, engine's own ------------------------------------------------------------------------------------------------- */
+/* --- head, engine's own ----------------------------------------------------------------------- */
 
 static void ops_check_head(struct ops_check *c, const struct ops_head *a)
 {
@@ -345,12 +369,14 @@ stk_status ops_grad_cast(struct dev_stream *s, const struct ops_grad_cast *a, st
     return ops_submit(s, &c, &cmd);
 }
 
-stk_status ops_acc_add(struct dev_stream *s, uint64_t n, float *acc, const void *src, enum ops_dtype st, struct stk_error *err)
+stk_status ops_acc_add(struct dev_stream *s, uint64_t n, float *acc, const void *src,
+                       enum ops_dtype st, struct stk_error *err)
 {
     struct dev_cmd cmd = { .kind = DEV_CMD_ACC_ADD, .u.acc_add = { n, acc, src, st } };
     struct ops_check c = ops_check_begin(s, cmd.kind, err);
     ops_need(&c, n > 0 && n <= OPS_ELEMENTS_MAX, "n must be at least 1 and at most 2^48");
-    ops_need(&c, st == OPS_F32 || st == OPS_BF16 || st == OPS_FP16, "the source must be f32, bf16 or fp16");
+    ops_need(&c, st == OPS_F32 || st == OPS_BF16 || st == OPS_FP16,
+             "the source must be f32, bf16 or fp16");
     ops_need_buffer(&c, "acc", acc);
     ops_need_buffer(&c, "src", src);
     return ops_submit(s, &c, &cmd);

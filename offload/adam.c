@@ -55,7 +55,7 @@ void adam_coef_make(const struct adam_hyper *h, uint64_t t, double grad_scale,
         .eps = (float)h->eps,
         .step_size = (float)(h->lr / bc1),
         .inv_sqrt_bc2 = (float)(1.0 / sqrt(bc2)),
-        .decay = l2 ? 1.0f : (float)(1.0 - h->lr * h->weight_decay),
+        .decay = l2 ? 0.0f : (float)-(h->lr * h->weight_decay),
         .l2 = l2 ? (float)h->weight_decay : 0.0f,
     };
 }

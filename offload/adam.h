@@ -5,13 +5,14 @@
  *
  *     g  = grad * grad_scale                              (16-bit grad widened exactly; grad_scale folds clip factor and 1/loss scale)
  *     L2 (Adam):     g = fma(weight_decay, p, g)
- *     decoupled:     p = p * decay                        decay = (float)(1 - lr * weight_decay), in double
+ *     decoupled:     p = fma(decay, p, p)                 decay = (float)-(lr * weight_decay): not 1 - lr * weight_decay, which
+ *                                                         fp32 holds so coarsely that lr 1e-5 with 0.01 would decay 19 % too much
  *     m  = fma(beta1, m, one_minus_beta1 * g)
  *     v  = fma(beta2, v, (one_minus_beta2 * g) * g)
  *     d  = sqrt(v) * inv_sqrt_bc2 + eps                   (as: fma(sqrt(v), inv_sqrt_bc2, eps))  sqrt correctly rounded
  *     p  = p - step_size * (m / d)                        (as: fma(-step_size, m / d, p))        division correctly rounded
  *
- *     The L2 line is used when coef.l2 != 0, the decoupled one otherwise (decay = 1 when there is none).
+ *     The L2 line is used when coef.l2 != 0, the decoupled one otherwise (decay = 0 when there is none).
  *     step_size = lr / (1 - beta1^t), inv_sqrt_bc2 = 1 / sqrt(1 - beta2^t): computed in double from the tensor's own step count t >= 1,
  *     then rounded to fp32 once. beta is the fp32-rounded beta everywhere, so that the bias corrections fit the moments.
  *     Subnormal inputs and results are zero (FTZ and DAZ on the thread, in every variant; the scalar reference runs under the same mode). A NaN or infinite gradient never gets here: the norm found it.

@@ -96,7 +96,7 @@ ADAM_INLINE void adam_block(const struct adam_span *s, void *out, const struct c
     if (l2)
         g = _mm256_fmadd_ps(k->l2, p, g);
     else
-        p = _mm256_mul_ps(p, k->decay);
+        p = _mm256_fmadd_ps(k->decay, p, p);
     __m256 m = load_f32(s->exp_avg, i), v = load_f32(s->exp_avg_sq, i);
     m = _mm256_fmadd_ps(k->beta1, m, _mm256_mul_ps(k->one_minus_beta1, g));
     v = _mm256_fmadd_ps(k->beta2, v, _mm256_mul_ps(_mm256_mul_ps(k->one_minus_beta2, g), g));

@@ -97,7 +97,7 @@ ADAM_INLINE void adam_block(const struct adam_span *s, void *out, const struct c
     if (l2)
         g = _mm512_fmadd_ps(k->l2, p, g);
     else
-        p = _mm512_mul_ps(p, k->decay);
+        p = _mm512_fmadd_ps(k->decay, p, p);
     __m512 m = load_f32(s->exp_avg, i, mask), v = load_f32(s->exp_avg_sq, i, mask);
     m = _mm512_fmadd_ps(k->beta1, m, _mm512_mul_ps(k->one_minus_beta1, g));
     v = _mm512_fmadd_ps(k->beta2, v, _mm512_mul_ps(_mm512_mul_ps(k->one_minus_beta2, g), g));

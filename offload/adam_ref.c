@@ -79,7 +79,7 @@ ADAM_INLINE void adam_span_scalar(const struct adam_span *s, const struct adam_c
         if (l2)
             g = adam_fma(c->l2, p, g);
         else
-            p = p * c->decay;
+            p = adam_fma(c->decay, p, p);
         float m = adam_fma(c->beta1, s->exp_avg[i], c->one_minus_beta1 * g);
         float v = adam_fma(c->beta2, s->exp_avg_sq[i], (c->one_minus_beta2 * g) * g);
         float d = adam_fma(sqrtf(v), c->inv_sqrt_bc2, c->eps);

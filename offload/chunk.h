@@ -1,7 +1,7 @@
 /* offload/chunk.h - the main data structure: blocks, tensors, chunks, and where their bytes are. Read this file first.
  *
  * A BLOCK is used together (embedding, one decoder layer, head). Its tensors form one flat vector: trainable tensors first, then frozen ones, each
- * aligned to 64 elements, the whole padded to 64. A table of boundaries gives each rank its SHARD. A CHUNK is a fixed-size piece of the shard (chunk_elems
+ * aligned to 64 elements, the frozen part to CHUNK_FROZEN_ALIGN, the whole padded to 64. A table of boundaries gives each rank its SHARD. A CHUNK is a fixed-size piece of the shard (chunk_elems
  * elements, the last one of the trainable and of the frozen part shorter): the unit of NVMe transfer and of the update. A tensor larger than any buffer is just
  * more chunks. A chunk never mixes trainable and frozen elements.
  *
@@ -31,6 +31,7 @@
 #include "base/status.h"
 
 #define CHUNK_ALIGN_ELEMS 64u
+#define CHUNK_FROZEN_ALIGN 2048u /* where the frozen part of a block begins: 4 KiB of 16-bit parameters, what direct I/O needs */
 #define CHUNK_ELEMS_DEFAULT (512u * 1024u)
 
 enum chunk_state { CHUNK_PARAM, CHUNK_OPT, CHUNK_GRAD, CHUNK_STATE_N };

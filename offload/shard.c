@@ -1,8 +1,10 @@
-/* offload/shard.c - which rank holds which part of a block's flat vector, and which tensors lie in a chunk.
+/* offload/shard.c - which rank holds which part of a block's flat vector, and which tensors lie in
+ * a chunk.
  *
- * Owns: nothing; pure functions over offload/chunk.h. Must not know: who communicates, where bytes are, what a tensor means.
- * Any thread. Boundaries are multiples of 64 elements, so that every shard begins at a full SIMD group and at an aligned
- * file offset on every rank; a vector of fewer groups than ranks leaves some ranks with nothing (ZR3-17). */
+ * Owns: nothing; pure functions over offload/chunk.h. Must not know: who communicates, where bytes
+ * are, what a tensor means. Any thread. Boundaries are multiples of 64 elements, so that every
+ * shard begins at a full SIMD group and at an aligned file offset on every rank; a vector of fewer
+ * groups than ranks leaves some ranks with nothing (ZR3-17). */
 #include "offload/chunk.h"
 
 #include <math.h>
@@ -31,7 +33,9 @@ void shard_boundaries(uint64_t elems, uint32_t ranks, const double *weights, uin
 }
 
 void chunk_pieces(const struct stk_layout *l, const struct stk_chunk *c,
-                  void (*fn)(void *arg, uint32_t tensor, uint64_t tensor_elem, uint32_t chunk_elem, uint32_t n), void *arg)
+                  void (*fn)(void *arg, uint32_t tensor, uint64_t tensor_elem, uint32_t chunk_elem,
+                             uint32_t n),
+                  void *arg)
 {
     const struct stk_block *b = &l->blocks[c->block];
     uint64_t begin = c->first_elem, end = begin + c->n_elems;
@@ -43,10 +47,12 @@ void chunk_pieces(const struct stk_layout *l, const struct stk_chunk *c,
         else
             high = mid;
     }
-    for (uint32_t t = low; t < b->first_tensor + b->n_tensors && l->tensors[t].first_elem < end; t++) {
+    for (uint32_t t = low; t < b->first_tensor + b->n_tensors && l->tensors[t].first_elem < end;
+         t++) {
         const struct stk_tensor *x = &l->tensors[t];
         uint64_t from = x->first_elem > begin ? x->first_elem : begin;
         uint64_t to = x->first_elem + x->n_elems < end ? x->first_elem + x->n_elems : end;
-        if (from < to) fn(arg, t, from - x->first_elem, (uint32_t)(from - begin), (uint32_t)(to - from));
+        if (from < to)
+            fn(arg, t, from - x->first_elem, (uint32_t)(from - begin), (uint32_t)(to - from));
     }
 }

@@ -1,7 +1,9 @@
-/* gpu/host/host_dev.c - the host device: this machine's cores as a device, in place, with a memory of its own, or with modelled time.
+/* gpu/host/host_dev.c - the host device: this machine's cores as a device, in place, with a memory
+ * of its own, or with modelled time.
  *
- * Owns the arena, the sticky error, the choice of the products' arithmetic. Must not know what operations compute
- * (host_run.c) nor how streams run (host_stream.c). Opened, reserved and closed by the application's thread. */
+ * Owns the arena, the sticky error, the choice of the products' arithmetic. Must not know what
+ * operations compute (host_run.c) nor how streams run (host_stream.c). Opened, reserved and closed
+ * by the application's thread. */
 #include "gpu/host/host_impl.h"
 
 #include "base/mem.h"
@@ -11,23 +13,32 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A machine for DEV_SIM when none is described: round numbers of a mid-range card on PCIe 4.0 x16. */
-static const struct dev_model host_default_model = { .flops_per_s = 100e12, .copy_in_bytes_per_s = 22e9,
-                                                     .copy_out_bytes_per_s = 22e9, .memory_bytes_per_s = 900e9,
+/* A machine for DEV_SIM when none is described: round numbers of a mid-range card on PCIe 4.0 x16.
+ */
+static const struct dev_model host_default_model = { .flops_per_s = 100e12,
+                                                     .copy_in_bytes_per_s = 22e9,
+                                                     .copy_out_bytes_per_s = 22e9,
+                                                     .memory_bytes_per_s = 900e9,
                                                      .launch_ns = 4000 };
 
-/* --- the faster arithmetic ----------------------------------------------------------------------------------------------- */
+/* --- the faster arithmetic -------------------------------------------------------------------- */
 
 enum { PROBE_ROWS = 512, PROBE_K = 1024, PROBE_N = 1024, PROBE_RUNS_MAX = 12 };
-#define PROBE_NS 100000000u      /* of each arithmetic, to choose */
-#define PROBE_SHORT_NS 10000000u /* where the choice was made: the rate alone, and whether it works */
+#define PROBE_NS 100000000u /* of each arithmetic, to choose */
+#define PROBE_SHORT_NS \
+    10000000u /* where the choice was made: the rate alone, and whether it works */
 
-/* FLOP/s of a bf16 linear layer computed with products of `prod`, conversions included; 0: this library cannot. */
-static double host_probe(struct host_dev *h, bool bf16_products, uint8_t *memory, uint64_t scratch_bytes, uint64_t limit_ns)
+/* FLOP/s of a bf16 linear layer computed with products of `prod`, conversions included; 0: this
+ * library cannot. */
+static stk_status host_probe(struct host_dev *h, bool bf16_products, uint8_t *memory,
+                             uint64_t scratch_bytes, uint64_t limit_ns, double *flops_per_s)
 {
+    stk_status st = STK_OK;
     struct host_ctx saved = h->ctx;
     h->ctx.bf16_products = bf16_products;
-    struct ops_linear a = { .rows = PROBE_ROWS, .in = PROBE_K, .out = PROBE_N, .at = OPS_BF16, .pt = OPS_BF16 };
+    struct ops_linear a = {
+        .rows = PROBE_ROWS, .in = PROBE_K, .out = PROBE_N, .at = OPS_BF16, .pt = OPS_BF16
+    };
     a.x = memory;
     a.w = memory + PROBE_ROWS * PROBE_K * 2;
     a.y = memory + PROBE_ROWS * PROBE_K * 2 + PROBE_N * PROBE_K * 2;
@@ -39,37 +50,54 @@ static double host_probe(struct host_dev *h, bool bf16_products, uint8_t *memory
         uint64_t start_ns = exec_now_ns(h->base.ex);
         host_linear_forward(&j, &a);
         uint64_t now_ns = exec_now_ns(h->base.ex);
-        if (j.st != STK_OK) break;
-        if (run > 0 && now_ns - start_ns < best_ns) best_ns = now_ns - start_ns; /* the first makes the primitive */
+        st = j.st;
+        if (st != STK_OK) break;
+        if (run > 0 && now_ns - start_ns < best_ns)
+            best_ns = now_ns - start_ns; /* the first makes the primitive */
         if (run > 0 && now_ns - begin_ns > limit_ns) break;
     }
     h->ctx = saved;
     if (best_ns == 0) best_ns = 1; /* the simulation's clock stands still */
-    return best_ns == UINT64_MAX ? 0 : 2.0 * PROBE_ROWS * PROBE_K * PROBE_N / ((double)best_ns * 1e-9);
+    *flops_per_s = 0;
+    if (best_ns != UINT64_MAX)
+        *flops_per_s = 2.0 * PROBE_ROWS * PROBE_K * PROBE_N / ((double)best_ns * 1e-9);
+    return st;
 }
 
 static stk_status host_measure(struct host_dev *h, enum dev_matmul asked, struct stk_error *err)
 {
     uint64_t scratch_bytes = (uint64_t)32 << 20;
-    uint64_t size_bytes = (PROBE_ROWS * PROBE_K + PROBE_N * PROBE_K + PROBE_ROWS * PROBE_N) * 2 + scratch_bytes;
+    uint64_t size_bytes =
+        (PROBE_ROWS * PROBE_K + PROBE_N * PROBE_K + PROBE_ROWS * PROBE_N) * 2 + scratch_bytes;
     uint8_t *memory = sys_mmap(size_bytes, true);
-    if (!memory) return stk_error_set(err, STK_ERR_NOMEM, 0, "host device: no memory to measure products");
+    if (!memory)
+        return stk_error_set(err, STK_ERR_NOMEM, 0, "host device: no memory to measure products");
     uint64_t limit_ns = asked == DEV_MATMUL_AUTO ? PROBE_NS : PROBE_SHORT_NS;
-    double f32 = asked != DEV_MATMUL_BF16 ? host_probe(h, false, memory, scratch_bytes, limit_ns) : 0;
-    double bf16 = asked != DEV_MATMUL_F32 ? host_probe(h, true, memory, scratch_bytes, limit_ns) : 0;
+    double f32 = 0, bf16 = 0;
+    stk_status st = STK_OK;
+    if (asked != DEV_MATMUL_BF16) st = host_probe(h, false, memory, scratch_bytes, limit_ns, &f32);
+    if (asked != DEV_MATMUL_F32 && st != STK_ERR_NOMEM)
+        st = host_probe(h, true, memory, scratch_bytes, limit_ns, &bf16);
     sys_munmap(memory, size_bytes);
+    if (st == STK_ERR_NOMEM)
+        return stk_error_set(err, st, 0, "host device: no memory to measure products");
     if (asked == DEV_MATMUL_BF16 && bf16 == 0)
         return stk_error_set(err, STK_ERR_UNSUPPORTED, 0,
-                             "the option matmul=bf16 was given, but oneDNN has no bf16 products on this processor; use f32 or auto");
+                             "the option matmul=bf16 was given, but oneDNN has no bf16 products on "
+                             "this processor; use f32 or auto");
     h->ctx.bf16_products = asked == DEV_MATMUL_BF16 || (asked == DEV_MATMUL_AUTO && bf16 > f32);
     h->base.caps.matmul_flops_per_s = h->ctx.bf16_products ? bf16 : f32;
     if (h->base.caps.matmul_flops_per_s == 0)
-        return stk_error_set(err, STK_ERR_DEVICE, 0, "host device: oneDNN ran no product of %d x %d x %d", PROBE_ROWS, PROBE_N, PROBE_K);
+        return stk_error_set(err, STK_ERR_DEVICE, 0,
+                             "host device: oneDNN ran no product of %d x %d x %d", PROBE_ROWS,
+                             PROBE_N, PROBE_K);
     return STK_OK;
 }
 
-/* In the simulation the clock stands still inside a task and a run must be a function of its seed: auto means f32 there. */
-static stk_status host_choose_matmul(struct host_dev *h, enum dev_matmul asked, struct stk_error *err)
+/* In the simulation the clock stands still inside a task and a run must be a function of its seed:
+ * auto means f32 there. */
+static stk_status host_choose_matmul(struct host_dev *h, enum dev_matmul asked,
+                                     struct stk_error *err)
 {
     bool simulated = exec_kind_of(h->base.ex) == EXEC_SIM;
     if (!simulated || asked == DEV_MATMUL_BF16) STK_TRY(host_measure(h, asked, err));
@@ -78,7 +106,7 @@ static stk_status host_choose_matmul(struct host_dev *h, enum dev_matmul asked, 
     return STK_OK;
 }
 
-/* --- opening ------------------------------------------------------------------------------------------------------------- */
+/* --- opening ---------------------------------------------------------------------------------- */
 
 static const char *host_name(enum dev_kind kind)
 {
@@ -101,9 +129,10 @@ static void host_fill_caps(struct host_dev *h, const struct dev_cfg *cfg)
 static void host_fill_numerics(struct host_dev *h)
 {
     const dnnl_version_t *v = dnnl_version();
-    snprintf(h->base.caps.numerics, sizeof h->base.caps.numerics, "host;isa=%s;matmul=%s;threads=%u;onednn=%d.%d.%d/%s;tiles=%d",
-             cpu_isa_name(h->ctx.isa), h->ctx.bf16_products ? "bf16" : "f32", h->ctx.threads, v->major, v->minor, v->patch,
-             host_matmul_isa(), HOST_TILES_VERSION);
+    snprintf(h->base.caps.numerics, sizeof h->base.caps.numerics,
+             "host;isa=%s;matmul=%s;threads=%u;onednn=%d.%d.%d/%s;tiles=%d",
+             cpu_isa_name(h->ctx.isa), h->ctx.bf16_products ? "bf16" : "f32", h->ctx.threads,
+             v->major, v->minor, v->patch, host_matmul_isa(), HOST_TILES_VERSION);
 }
 
 static void host_close(struct dev *d)
@@ -119,9 +148,12 @@ static void host_close(struct dev *d)
 static stk_status host_open(const struct dev_cfg *cfg, struct dev **out, struct stk_error *err)
 {
     if (cfg->kind == DEV_SIM && exec_kind_of(cfg->ex) != EXEC_SIM)
-        return stk_error_set(err, STK_ERR_CONFIG, 0, "device sim needs the simulated execution (its time is modelled)");
+        return stk_error_set(err, STK_ERR_CONFIG, 0,
+                             "device sim needs the simulated execution (its time is modelled)");
     if (cfg->kind != DEV_HOST && cfg->memory_bytes == 0)
-        return stk_error_set(err, STK_ERR_CONFIG, 0, "device %s has a memory of its own: give its size", host_name(cfg->kind));
+        return stk_error_set(err, STK_ERR_CONFIG, 0,
+                             "device %s has a memory of its own: give its size",
+                             host_name(cfg->kind));
     struct host_dev *h = sys_calloc(1, sizeof *h);
     if (!h) return stk_error_set(err, STK_ERR_NOMEM, 0, "host device: no memory for its record");
     pthread_mutex_init(&h->lock, NULL);
@@ -145,9 +177,10 @@ static stk_status host_open(const struct dev_cfg *cfg, struct dev **out, struct 
     return STK_OK;
 }
 
-/* --- memory ---------------------------------------------------------------------------------------------------------------- */
+/* --- memory ----------------------------------------------------------------------------------- */
 
-/* Every 16-bit half is a quiet NaN of bf16, a NaN of fp16, and makes its fp32 one: unwritten memory shows in whatever reads it. */
+/* Every 16-bit half is a quiet NaN of bf16, a NaN of fp16, and makes its fp32 one: unwritten memory
+ * shows in whatever reads it. */
 static void host_poison(uint8_t *p, uint64_t size_bytes, uint64_t seed)
 {
     struct rng r;
@@ -158,18 +191,24 @@ static void host_poison(uint8_t *p, uint64_t size_bytes, uint64_t seed)
     }
 }
 
-static stk_status host_reserve(struct dev *d, uint64_t size_bytes, void **out, struct stk_error *err)
+static stk_status host_reserve(struct dev *d, uint64_t size_bytes, void **out,
+                               struct stk_error *err)
 {
     struct host_dev *h = host_of(d);
     char asked[32], cap[32];
-    if (h->arena) return stk_error_set(err, STK_ERR_STATE, 0, "device %s: its arena is reserved already", d->caps.name);
+    if (h->arena)
+        return stk_error_set(err, STK_ERR_STATE, 0, "device %s: its arena is reserved already",
+                             d->caps.name);
     if (size_bytes > h->memory_bytes)
-        return stk_error_set(err, STK_ERR_NOMEM, 0, "device %s: an arena of %s (%llu bytes) was asked for, it has %s (%llu bytes)",
-                             d->caps.name, mem_size_format(size_bytes, asked), (unsigned long long)size_bytes,
-                             mem_size_format(h->memory_bytes, cap), (unsigned long long)h->memory_bytes);
+        return stk_error_set(
+            err, STK_ERR_NOMEM, 0,
+            "device %s: an arena of %s (%llu bytes) was asked for, it has %s (%llu bytes)",
+            d->caps.name, mem_size_format(size_bytes, asked), (unsigned long long)size_bytes,
+            mem_size_format(h->memory_bytes, cap), (unsigned long long)h->memory_bytes);
     h->arena = sys_mmap(size_bytes, true);
     if (!h->arena)
-        return stk_error_set(err, STK_ERR_NOMEM, 0, "device %s: this machine has no %s for its arena", d->caps.name,
+        return stk_error_set(err, STK_ERR_NOMEM, 0,
+                             "device %s: this machine has no %s for its arena", d->caps.name,
                              mem_size_format(size_bytes, asked));
     h->arena_bytes = size_bytes;
     if (h->poison) host_poison(h->arena, size_bytes, h->seed);
@@ -177,7 +216,8 @@ static stk_status host_reserve(struct dev *d, uint64_t size_bytes, void **out, s
     return STK_OK;
 }
 
-static stk_status host_register(struct dev *d, void *base, uint64_t size_bytes, struct stk_error *err)
+static stk_status host_register(struct dev *d, void *base, uint64_t size_bytes,
+                                struct stk_error *err)
 {
     (void)d;
     (void)base;
@@ -192,7 +232,7 @@ static void host_unregister(struct dev *d, void *base)
     (void)base;
 }
 
-/* --- the sticky error -------------------------------------------------------------------------------------------------------- */
+/* --- the sticky error ------------------------------------------------------------------------- */
 
 void host_fail(struct host_dev *h, const struct stk_error *e)
 {

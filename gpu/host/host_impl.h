@@ -1,7 +1,9 @@
-/* gpu/host/host_impl.h - private to gpu/host: the host device's own records, its products and the pieces of its operations.
+/* gpu/host/host_impl.h - private to gpu/host: the host device's own records, its products and the
+ * pieces of its operations.
  *
- * Files: host_dev.c device and memory; host_stream.c streams and marks; host_run.c what a command does; host_spans.c where a
- * command's operands lie; matmul.c products (oneDNN); linear.c, head.c, head_rows.c operations built on products. */
+ * Files: host_dev.c device and memory; host_stream.c streams and marks; host_run.c what a command
+ * does; host_spans.c where a command's operands lie; matmul.c products (oneDNN); linear.c, head.c,
+ * head_rows.c operations built on products. */
 #ifndef GPU_HOST_IMPL_H
 #define GPU_HOST_IMPL_H
 
@@ -11,23 +13,25 @@
 #include <stdatomic.h>
 
 #define HOST_ALIGN_BYTES 64
-#define HOST_TILES_VERSION 1 /* of the tile rules in linear.c and head.c: part of the numerics key */
+#define HOST_TILES_VERSION \
+    1 /* of the tile rules in linear.c and head.c: part of the numerics key */
 
 struct host_matmul;
 
 struct host_dev {
     struct dev base;
     struct host_ctx ctx;
-    bool discrete;             /* operands must lie in the arena */
-    struct dev_model model;    /* used where base.caps.modelled_time */
-    uint64_t memory_bytes;     /* cap of the arena */
-    uint8_t *arena;            /* NULL until dev_reserve */
+    bool discrete;          /* operands must lie in the arena */
+    struct dev_model model; /* used where base.caps.modelled_time */
+    uint64_t memory_bytes;  /* cap of the arena */
+    uint8_t *arena;         /* NULL until dev_reserve */
     uint64_t arena_bytes;
     bool poison;
     uint64_t seed;
     struct host_matmul *matmul;
     uint32_t streams_open;
-    /* Protects the sticky error, all marks of this device and who is parked on them. Held for a few instructions only. */
+    /* Protects the sticky error, all marks of this device and who is parked on them. Held for a few
+     * instructions only. */
     pthread_mutex_t lock;
     struct stk_error error;
     atomic_bool failed;
@@ -38,31 +42,42 @@ static inline struct host_dev *host_of(struct dev *d) { return (struct host_dev 
 /* Keeps the first error of queued work. Any thread. */
 void host_fail(struct host_dev *h, const struct stk_error *e);
 
-/* --- streams (host_stream.c) ------------------------------------------------------------------------------------------- */
-stk_status host_stream_open(struct dev *d, const char *name, uint32_t depth, struct dev_stream **out, struct stk_error *err);
+/* --- streams (host_stream.c) ------------------------------------------------------------------ */
+stk_status host_stream_open(struct dev *d, const char *name, uint32_t depth,
+                            struct dev_stream **out, struct stk_error *err);
 void host_stream_close(struct dev_stream *s);
 uint64_t host_stream_busy_ns(const struct dev_stream *s);
-stk_status host_stream_enqueue(struct dev_stream *s, const struct dev_cmd *cmd, struct stk_error *err);
+stk_status host_stream_enqueue(struct dev_stream *s, const struct dev_cmd *cmd,
+                               struct stk_error *err);
 stk_status host_mark_init(struct dev *d, struct dev_mark *m, struct stk_error *err);
 void host_mark_free(struct dev_mark *m);
 
-/* --- commands (host_run.c, host_spans.c) ------------------------------------------------------------------------------- */
+/* --- commands (host_run.c, host_spans.c) ------------------------------------------------------ */
 /* Runs a copy, a zero or an operation now, on the calling lane. */
 stk_status host_run(struct host_dev *h, const struct dev_cmd *cmd, struct stk_error *err);
-stk_status host_prepare(struct dev *d, const struct dev_cmd *cmd, uint64_t *scratch_bytes, struct stk_error *err);
+stk_status host_prepare(struct dev *d, const struct dev_cmd *cmd, uint64_t *scratch_bytes,
+                        struct stk_error *err);
 
 #define HOST_SPANS_MAX 16
 enum host_side { HOST_SIDE_DEVICE, HOST_SIDE_HOST, HOST_SIDE_SCRATCH };
-struct host_span { const char *name; const void *p; uint64_t size_bytes; enum host_side side; };
+struct host_span {
+    const char *name;
+    const void *p;
+    uint64_t size_bytes;
+    enum host_side side;
+};
 /* Every buffer a command touches (options that are off are left out); returns how many. Pure. */
 uint32_t host_spans(const struct dev_cmd *cmd, struct host_span *out);
-/* Discrete: each span must lie inside the arena, or outside of it where it is the host's. STK_ERR_DEVICE names op and operand. */
-stk_status host_check_spans(const struct host_dev *h, const struct dev_cmd *cmd, struct stk_error *err);
+/* Discrete: each span must lie inside the arena, or outside of it where it is the host's.
+ * STK_ERR_DEVICE names op and operand. */
+stk_status host_check_spans(const struct host_dev *h, const struct dev_cmd *cmd,
+                            struct stk_error *err);
 /* DEV_SIM: modelled nanoseconds of a command. */
 uint64_t host_model_ns(const struct host_dev *h, const struct dev_cmd *cmd);
 
-/* --- products (matmul.c) ----------------------------------------------------------------------------------------------- */
-/* c[m,n] = A B in f32 arithmetic or bf16 x bf16 with f32 sums; A(i,p) = ta ? a[p * lda + i] : a[i * lda + p]; B(p,j) likewise. */
+/* --- products (matmul.c) ---------------------------------------------------------------------- */
+/* c[m,n] = A B in f32 arithmetic or bf16 x bf16 with f32 sums; A(i,p) = ta ? a[p * lda + i] : a[i *
+ * lda + p]; B(p,j) likewise. */
 struct host_product {
     uint64_t m, n, k, lda, ldb, ldc;
     uint32_t ta, tb;   /* 0 or 1 */
@@ -71,51 +86,59 @@ struct host_product {
 stk_status host_matmul_open(uint32_t threads, struct host_matmul **out, struct stk_error *err);
 void host_matmul_close(struct host_matmul *mm);
 /* Makes the primitive of this shape if there is none; *pad_bytes: scratch a run of it needs. */
-stk_status host_matmul_prepare(struct host_matmul *mm, const struct host_product *p, uint64_t *pad_bytes, struct stk_error *err);
+stk_status host_matmul_prepare(struct host_matmul *mm, const struct host_product *p,
+                               uint64_t *pad_bytes, struct stk_error *err);
 /* Runs it; a shape that was not prepared is made now and counted as late. */
-stk_status host_matmul_run(struct host_matmul *mm, const struct host_product *p, const void *a, const void *b, void *c, void *pad,
-                           uint64_t pad_size_bytes, struct stk_error *err);
+stk_status host_matmul_run(struct host_matmul *mm, const struct host_product *p, const void *a,
+                           const void *b, void *c, void *pad, uint64_t pad_size_bytes,
+                           struct stk_error *err);
 /* Tests: primitives made so far, and those made outside of prepare. */
 void host_matmul_counts(const struct dev *d, uint64_t *made, uint64_t *late);
 const char *host_matmul_isa(void);
 
-/* --- one operation in progress: dry (prepare) or real --------------------------------------------------------------------- */
+/* --- one operation in progress: dry (prepare) or real ----------------------------------------- */
 struct host_job {
     struct host_dev *h;
-    bool dry;                  /* measure scratch and make primitives, touch no memory */
+    bool dry; /* measure scratch and make primitives, touch no memory */
     struct ops_scratch scratch;
-    uint64_t used_bytes;       /* taken so far */
-    uint64_t pad_bytes;        /* dry: most that a product wants besides */
-    stk_status st;             /* first error; later steps do nothing */
+    uint64_t used_bytes; /* taken so far */
+    uint64_t pad_bytes;  /* dry: most that a product wants besides */
+    stk_status st;       /* first error; later steps do nothing */
     struct stk_error *err;
     const char *op;
 };
-/* 64-byte aligned piece of the scratch, NULL when dry or short of room (st is set). All pieces are taken before the first product: the
- * rest of the scratch is the product's. */
+/* 64-byte aligned piece of the scratch, NULL when dry or short of room (st is set). All pieces are
+ * taken before the first product: the rest of the scratch is the product's. */
 void *host_take(struct host_job *j, uint64_t size_bytes);
-void host_job_product(struct host_job *j, const struct host_product *p, const void *a, const void *b, void *c);
-/* Copies a [rows, cols] window from one type to another (f32, bf16, and fp16 to f32); threads share the rows. */
-void host_convert(struct host_job *j, const void *src, enum ops_dtype from, uint64_t src_ld, void *dst, enum ops_dtype to,
-                  uint64_t dst_ld, uint64_t rows, uint64_t cols);
+void host_job_product(struct host_job *j, const struct host_product *p, const void *a,
+                      const void *b, void *c);
+/* Copies a [rows, cols] window from one type to another (f32, bf16, and fp16 to f32); threads share
+ * the rows. */
+void host_convert(struct host_job *j, const void *src, enum ops_dtype from, uint64_t src_ld,
+                  void *dst, enum ops_dtype to, uint64_t dst_ld, uint64_t rows, uint64_t cols);
 /* acc[r, c] += t[r, c] in f32. */
-void host_accumulate(struct host_job *j, float *acc, uint64_t acc_ld, const float *t, uint64_t t_ld, uint64_t rows, uint64_t cols);
+void host_accumulate(struct host_job *j, float *acc, uint64_t acc_ld, const float *t, uint64_t t_ld,
+                     uint64_t rows, uint64_t cols);
 
-/* How many of `total` rows of `row_bytes` fit `limit_bytes` (at least 64), evened out over the tiles and a multiple of 64, at most
- * `total`. */
+/* How many of `total` rows of `row_bytes` fit `limit_bytes` (at least 64), evened out over the
+ * tiles and a multiple of 64, at most `total`. */
 uint64_t host_tile(uint64_t total, uint64_t row_bytes, uint64_t limit_bytes);
 
 static inline const void *host_at(const void *p, enum ops_dtype t, uint64_t i)
 {
     return p ? (const uint8_t *)p + i * ops_dtype_bytes(t) : NULL;
 }
-static inline void *host_at_mut(void *p, enum ops_dtype t, uint64_t i) { return p ? (uint8_t *)p + i * ops_dtype_bytes(t) : NULL; }
+static inline void *host_at_mut(void *p, enum ops_dtype t, uint64_t i)
+{
+    return p ? (uint8_t *)p + i * ops_dtype_bytes(t) : NULL;
+}
 
 void host_linear_forward(struct host_job *j, const struct ops_linear *a);
 void host_linear_backward_data(struct host_job *j, const struct ops_linear *a);
 void host_linear_backward_weight(struct host_job *j, const struct ops_linear *a);
 void host_head(struct host_job *j, const struct ops_head *a, bool train);
 
-/* --- rows of the head (head_rows.c): the same bits for every instruction set ------------------------------------------------- */
+/* --- rows of the head (head_rows.c): the same bits for every instruction set ------------------ */
 float host_row_max(enum cpu_isa isa, const float *x, uint64_t n);
 /* x[i] = exp(x[i] - max); returns the sum in fp64 (fixed order). */
 double host_row_exp(enum cpu_isa isa, float *x, uint64_t n, float max);

@@ -1,14 +1,18 @@
-/* gpu/host/host_run.c - what a command does on the host: copies, and the way from a command to its kernel.
+/* gpu/host/host_run.c - what a command does on the host: copies, and the way from a command to its
+ * kernel.
  *
- * Owns nothing. Must not know streams or marks. host_run: on the stream's lane. host_prepare: on the application's thread. */
+ * Owns nothing. Must not know streams or marks. host_run: on the stream's lane. host_prepare: on
+ * the application's thread. */
 #include "gpu/host/host_impl.h"
 
 #include <string.h>
 
 static stk_status run_grad_cast(const struct ops_grad_cast *a)
 {
-    if (a->gt == OPS_BF16) convert_grad_bf16(a->acc, a->out, a->n, a->scale, a->sum);
-    else convert_grad_fp16(a->acc, a->out, a->n, a->scale, a->sum);
+    if (a->gt == OPS_BF16)
+        convert_grad_bf16(a->acc, a->out, a->n, a->scale, a->sum);
+    else
+        convert_grad_fp16(a->acc, a->out, a->n, a->scale, a->sum);
     return STK_OK;
 }
 
@@ -28,8 +32,9 @@ static stk_status run_products(struct host_job *j, const struct dev_cmd *cmd)
 
 static bool has_products(enum dev_cmd_kind kind)
 {
-    return kind == DEV_CMD_LINEAR_FORWARD || kind == DEV_CMD_LINEAR_BACKWARD_DATA || kind == DEV_CMD_LINEAR_BACKWARD_WEIGHT ||
-           kind == DEV_CMD_HEAD_FORWARD || kind == DEV_CMD_HEAD_TRAIN;
+    return kind == DEV_CMD_LINEAR_FORWARD || kind == DEV_CMD_LINEAR_BACKWARD_DATA ||
+           kind == DEV_CMD_LINEAR_BACKWARD_WEIGHT || kind == DEV_CMD_HEAD_FORWARD ||
+           kind == DEV_CMD_HEAD_TRAIN;
 }
 
 static struct ops_scratch cmd_scratch(const struct dev_cmd *cmd)
@@ -54,8 +59,10 @@ static uint64_t kernel_scratch(const struct host_dev *h, const struct dev_cmd *c
     switch (cmd->kind) {
     case DEV_CMD_RMSNORM_FORWARD: return host_rmsnorm_scratch(&h->ctx, &cmd->u.rmsnorm, false);
     case DEV_CMD_RMSNORM_BACKWARD: return host_rmsnorm_scratch(&h->ctx, &cmd->u.rmsnorm, true);
-    case DEV_CMD_ATTENTION_FORWARD: return host_attention_scratch(&h->ctx, &cmd->u.attention, false);
-    case DEV_CMD_ATTENTION_BACKWARD: return host_attention_scratch(&h->ctx, &cmd->u.attention, true);
+    case DEV_CMD_ATTENTION_FORWARD:
+        return host_attention_scratch(&h->ctx, &cmd->u.attention, false);
+    case DEV_CMD_ATTENTION_BACKWARD:
+        return host_attention_scratch(&h->ctx, &cmd->u.attention, true);
     default: return 0;
     }
 }
@@ -72,8 +79,13 @@ static stk_status run_kernel(const struct host_ctx *c, const struct dev_cmd *cmd
     case DEV_CMD_ATTENTION_BACKWARD: host_attention_backward(c, &cmd->u.attention); break;
     case DEV_CMD_SWIGLU_FORWARD: host_swiglu_forward(c, &cmd->u.swiglu); break;
     case DEV_CMD_SWIGLU_BACKWARD: host_swiglu_backward(c, &cmd->u.swiglu); break;
-    case DEV_CMD_ADD: host_add(c, cmd->u.add.at, cmd->u.add.n, cmd->u.add.a, cmd->u.add.b, cmd->u.add.y); break;
-    case DEV_CMD_ACC_ADD: host_acc_add(c, cmd->u.acc_add.n, cmd->u.acc_add.acc, cmd->u.acc_add.src, cmd->u.acc_add.st); break;
+    case DEV_CMD_ADD:
+        host_add(c, cmd->u.add.at, cmd->u.add.n, cmd->u.add.a, cmd->u.add.b, cmd->u.add.y);
+        break;
+    case DEV_CMD_ACC_ADD:
+        host_acc_add(c, cmd->u.acc_add.n, cmd->u.acc_add.acc, cmd->u.acc_add.src,
+                     cmd->u.acc_add.st);
+        break;
     case DEV_CMD_GRAD_CAST: return run_grad_cast(&cmd->u.grad_cast);
     case DEV_CMD_COPY: memmove(cmd->u.copy.dst, cmd->u.copy.src, cmd->u.copy.size_bytes); break;
     case DEV_CMD_ZERO: memset(cmd->u.zero.dst, 0, cmd->u.zero.size_bytes); break;
@@ -84,16 +96,22 @@ static stk_status run_kernel(const struct host_ctx *c, const struct dev_cmd *cmd
 
 stk_status host_run(struct host_dev *h, const struct dev_cmd *cmd, struct stk_error *err)
 {
-    struct host_job j = { .h = h, .scratch = cmd_scratch(cmd), .err = err, .op = dev_cmd_name(cmd->kind) };
+    struct host_job j = {
+        .h = h, .scratch = cmd_scratch(cmd), .err = err, .op = dev_cmd_name(cmd->kind)
+    };
     if (has_products(cmd->kind)) return run_products(&j, cmd);
     uint64_t need = kernel_scratch(h, cmd);
     if (need > j.scratch.size_bytes || (need && !j.scratch.base))
-        return stk_error_set(err, STK_ERR_DEVICE, 0, "%s: needs %llu bytes of scratch, has %llu; declare what prepare mode reports",
-                             j.op, (unsigned long long)need, (unsigned long long)(j.scratch.base ? j.scratch.size_bytes : 0));
+        return stk_error_set(
+            err, STK_ERR_DEVICE, 0,
+            "%s: needs %llu bytes of scratch, has %llu; declare what prepare mode reports", j.op,
+            (unsigned long long)need,
+            (unsigned long long)(j.scratch.base ? j.scratch.size_bytes : 0));
     return run_kernel(&h->ctx, cmd);
 }
 
-stk_status host_prepare(struct dev *d, const struct dev_cmd *cmd, uint64_t *scratch_bytes, struct stk_error *err)
+stk_status host_prepare(struct dev *d, const struct dev_cmd *cmd, uint64_t *scratch_bytes,
+                        struct stk_error *err)
 {
     struct host_dev *h = host_of(d);
     if (!has_products(cmd->kind)) {

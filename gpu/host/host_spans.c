@@ -1,12 +1,18 @@
-/* gpu/host/host_spans.c - where the operands of a command lie, what follows for a memory of its own, and what a command costs.
+/* gpu/host/host_spans.c - where the operands of a command lie, what follows for a memory of its
+ * own, and what a command costs.
  *
- * Owns the list of operands per command (the only place that knows it beside the kernels themselves), the discrete check and the
- * model of time. Pure, except that the check reads the arena's bounds. Runs on stream lanes. */
+ * Owns the list of operands per command (the only place that knows it beside the kernels
+ * themselves), the discrete check and the model of time. Pure, except that the check reads the
+ * arena's bounds. Runs on stream lanes. */
 #include "gpu/host/host_impl.h"
 
-struct span_list { struct host_span *out; uint32_t n; };
+struct span_list {
+    struct host_span *out;
+    uint32_t n;
+};
 
-static void span_put(struct span_list *l, const char *name, const void *p, uint64_t size_bytes, enum host_side side)
+static void span_put(struct span_list *l, const char *name, const void *p, uint64_t size_bytes,
+                     enum host_side side)
 {
     if (!p || size_bytes == 0) return;
     STK_ASSERT(l->n < HOST_SPANS_MAX);
@@ -18,7 +24,10 @@ static void span_dev(struct span_list *l, const char *name, const void *p, uint6
     span_put(l, name, p, size_bytes, HOST_SIDE_DEVICE);
 }
 
-static void span_scratch(struct span_list *l, struct ops_scratch s) { span_put(l, "scratch", s.base, s.size_bytes, HOST_SIDE_SCRATCH); }
+static void span_scratch(struct span_list *l, struct ops_scratch s)
+{
+    span_put(l, "scratch", s.base, s.size_bytes, HOST_SIDE_SCRATCH);
+}
 
 /* Bytes of `rows` rows of `cols` elements, `stride` apart. */
 static uint64_t strided(uint64_t rows, uint64_t stride, uint64_t cols, enum ops_dtype t)
@@ -28,7 +37,8 @@ static uint64_t strided(uint64_t rows, uint64_t stride, uint64_t cols, enum ops_
 
 static void spans_linear(struct span_list *l, enum dev_cmd_kind kind, const struct ops_linear *a)
 {
-    uint64_t x = a->rows * a->in * ops_dtype_bytes(a->at), y = a->rows * a->out * ops_dtype_bytes(a->at);
+    uint64_t x = a->rows * a->in * ops_dtype_bytes(a->at),
+             y = a->rows * a->out * ops_dtype_bytes(a->at);
     uint64_t w = a->out * a->in * ops_dtype_bytes(a->pt);
     switch (kind) {
     case DEV_CMD_LINEAR_FORWARD:
@@ -67,7 +77,8 @@ static void spans_embed(struct span_list *l, enum dev_cmd_kind kind, const struc
 static void spans_rmsnorm(struct span_list *l, enum dev_cmd_kind kind, const struct ops_rmsnorm *a)
 {
     uint64_t groups = a->rows / a->group, cols = a->group * a->cols;
-    uint64_t x = strided(groups, a->x_stride, cols, a->at), y = strided(groups, a->y_stride, cols, a->at);
+    uint64_t x = strided(groups, a->x_stride, cols, a->at),
+             y = strided(groups, a->y_stride, cols, a->at);
     span_dev(l, "x", a->x, x);
     span_dev(l, "w", a->w, a->cols * ops_dtype_bytes(a->pt));
     span_dev(l, "rstd", a->rstd, a->rows * 4);
@@ -89,7 +100,8 @@ static void spans_rope(struct span_list *l, const struct ops_rope *a)
     span_dev(l, "inv_freq", a->inv_freq, a->head_dim / 2 * 4);
 }
 
-static void spans_attention(struct span_list *l, enum dev_cmd_kind kind, const struct ops_attention *a)
+static void spans_attention(struct span_list *l, enum dev_cmd_kind kind,
+                            const struct ops_attention *a)
 {
     uint64_t tokens = a->n_seq * a->seq;
     uint64_t q = strided(tokens, a->q_stride, a->heads * a->head_dim, a->at);
@@ -113,7 +125,8 @@ static void spans_attention(struct span_list *l, enum dev_cmd_kind kind, const s
 
 static void spans_swiglu(struct span_list *l, enum dev_cmd_kind kind, const struct ops_swiglu *a)
 {
-    uint64_t g = strided(a->rows, a->g_stride, a->cols, a->at), u = strided(a->rows, a->u_stride, a->cols, a->at);
+    uint64_t g = strided(a->rows, a->g_stride, a->cols, a->at),
+             u = strided(a->rows, a->u_stride, a->cols, a->at);
     uint64_t y = strided(a->rows, a->y_stride, a->cols, a->at);
     span_dev(l, "gate", a->gate, g);
     span_dev(l, "up", a->up, u);
@@ -144,8 +157,10 @@ static void spans_head(struct span_list *l, enum dev_cmd_kind kind, const struct
 
 static void spans_copy(struct span_list *l, const struct dev_cmd_copy *c)
 {
-    span_put(l, "destination", c->dst, c->size_bytes, c->dir == DEV_TO_HOST ? HOST_SIDE_HOST : HOST_SIDE_DEVICE);
-    span_put(l, "source", c->src, c->size_bytes, c->dir == DEV_TO_DEVICE ? HOST_SIDE_HOST : HOST_SIDE_DEVICE);
+    span_put(l, "destination", c->dst, c->size_bytes,
+             c->dir == DEV_TO_HOST ? HOST_SIDE_HOST : HOST_SIDE_DEVICE);
+    span_put(l, "source", c->src, c->size_bytes,
+             c->dir == DEV_TO_DEVICE ? HOST_SIDE_HOST : HOST_SIDE_DEVICE);
 }
 
 static void spans_add(struct span_list *l, const struct dev_cmd_add *a)
@@ -187,16 +202,18 @@ uint32_t host_spans(const struct dev_cmd *cmd, struct host_span *out)
     case DEV_CMD_GRAD_CAST: spans_grad_cast(&l, &cmd->u.grad_cast); break;
     case DEV_CMD_ACC_ADD:
         span_dev(&l, "acc", cmd->u.acc_add.acc, cmd->u.acc_add.n * 4);
-        span_dev(&l, "src", cmd->u.acc_add.src, cmd->u.acc_add.n * ops_dtype_bytes(cmd->u.acc_add.st));
+        span_dev(&l, "src", cmd->u.acc_add.src,
+                 cmd->u.acc_add.n * ops_dtype_bytes(cmd->u.acc_add.st));
         break;
     default: break; /* notifications and marks touch no buffer */
     }
     return l.n;
 }
 
-/* --- a memory of its own -------------------------------------------------------------------------------------------------- */
+/* --- a memory of its own ---------------------------------------------------------------------- */
 
-stk_status host_check_spans(const struct host_dev *h, const struct dev_cmd *cmd, struct stk_error *err)
+stk_status host_check_spans(const struct host_dev *h, const struct dev_cmd *cmd,
+                            struct stk_error *err)
 {
     struct host_span spans[HOST_SPANS_MAX];
     uint32_t n = host_spans(cmd, spans);
@@ -207,22 +224,26 @@ stk_status host_check_spans(const struct host_dev *h, const struct dev_cmd *cmd,
         bool outside = at >= end || (at < begin && spans[i].size_bytes <= begin - at);
         bool right = spans[i].side == HOST_SIDE_HOST ? outside : inside;
         if (right) continue;
-        return stk_error_set(err, STK_ERR_DEVICE, 0,
-                             "%s: operand %s (%llu bytes at %p) %s the device's arena (%llu bytes at %p); %s",
-                             dev_cmd_name(cmd->kind), spans[i].name, (unsigned long long)spans[i].size_bytes, spans[i].p,
-                             spans[i].side == HOST_SIDE_HOST ? "must lie outside of" : "does not lie inside",
-                             (unsigned long long)h->arena_bytes, (const void *)h->arena,
-                             spans[i].side == HOST_SIDE_HOST ? "give host memory" : "copy it to the device first");
+        return stk_error_set(
+            err, STK_ERR_DEVICE, 0,
+            "%s: operand %s (%llu bytes at %p) %s the device's arena (%llu bytes at %p); %s",
+            dev_cmd_name(cmd->kind), spans[i].name, (unsigned long long)spans[i].size_bytes,
+            spans[i].p,
+            spans[i].side == HOST_SIDE_HOST ? "must lie outside of" : "does not lie inside",
+            (unsigned long long)h->arena_bytes, (const void *)h->arena,
+            spans[i].side == HOST_SIDE_HOST ? "give host memory" : "copy it to the device first");
     }
     return STK_OK;
 }
 
-/* --- the model of time ------------------------------------------------------------------------------------------------------ */
+/* --- the model of time ------------------------------------------------------------------------ */
 
 static double flops_attention(const struct ops_attention *a)
 {
-    /* Two products of [seq, head_dim] x [head_dim, seq] per head, half of it masked; the backward has five. */
-    return 2.0 * (double)a->n_seq * (double)a->heads * (double)a->seq * (double)a->seq * (double)a->head_dim / 2;
+    /* Two products of [seq, head_dim] x [head_dim, seq] per head, half of it masked; the backward
+     * has five. */
+    return 2.0 * (double)a->n_seq * (double)a->heads * (double)a->seq * (double)a->seq *
+           (double)a->head_dim / 2;
 }
 
 static double cmd_flops(const struct dev_cmd *cmd)
@@ -232,10 +253,12 @@ static double cmd_flops(const struct dev_cmd *cmd)
     switch (cmd->kind) {
     case DEV_CMD_LINEAR_FORWARD:
     case DEV_CMD_LINEAR_BACKWARD_DATA:
-    case DEV_CMD_LINEAR_BACKWARD_WEIGHT: return 2.0 * (double)l->rows * (double)l->in * (double)l->out;
+    case DEV_CMD_LINEAR_BACKWARD_WEIGHT:
+        return 2.0 * (double)l->rows * (double)l->in * (double)l->out;
     case DEV_CMD_ATTENTION_FORWARD: return 2 * flops_attention(&cmd->u.attention);
     case DEV_CMD_ATTENTION_BACKWARD: return 5 * flops_attention(&cmd->u.attention);
-    case DEV_CMD_HEAD_FORWARD: return 2.0 * (double)h->tokens * (double)h->hidden * (double)h->vocab;
+    case DEV_CMD_HEAD_FORWARD:
+        return 2.0 * (double)h->tokens * (double)h->hidden * (double)h->vocab;
     case DEV_CMD_HEAD_TRAIN: return 6.0 * (double)h->tokens * (double)h->hidden * (double)h->vocab;
     default: return 0; /* bound by memory */
     }
@@ -245,13 +268,15 @@ uint64_t host_model_ns(const struct host_dev *h, const struct dev_cmd *cmd)
 {
     const struct dev_model *m = &h->model;
     if (cmd->kind == DEV_CMD_COPY && cmd->u.copy.dir != DEV_ON_DEVICE) {
-        double rate = cmd->u.copy.dir == DEV_TO_DEVICE ? m->copy_in_bytes_per_s : m->copy_out_bytes_per_s;
+        double rate =
+            cmd->u.copy.dir == DEV_TO_DEVICE ? m->copy_in_bytes_per_s : m->copy_out_bytes_per_s;
         return m->launch_ns + (uint64_t)((double)cmd->u.copy.size_bytes / rate * 1e9);
     }
     struct host_span spans[HOST_SPANS_MAX];
     uint32_t n = host_spans(cmd, spans);
     double bytes = 0;
-    bool lookup = cmd->kind == DEV_CMD_EMBED_FORWARD || cmd->kind == DEV_CMD_EMBED_BACKWARD; /* touches few rows of its table */
+    bool lookup = cmd->kind == DEV_CMD_EMBED_FORWARD ||
+                  cmd->kind == DEV_CMD_EMBED_BACKWARD; /* touches few rows of its table */
     for (uint32_t i = 0; i < n; i++)
         if (spans[i].side == HOST_SIDE_DEVICE && !lookup) bytes += (double)spans[i].size_bytes;
     if (lookup) bytes = 8.0 * (double)cmd->u.embed.tokens * (double)cmd->u.embed.hidden;

@@ -1,16 +1,21 @@
 /* gpu/host/host_stream.c - streams and marks of the host device.
  *
- * A stream is a lane and a ring of commands. One task of the lane runs one command, so that the simulation can interleave streams
- * after every command; the task queues itself again while commands are left. Nothing blocks inside a lane: a stream whose next
- * command waits for a mark parks itself on the mark and is posted when the mark passes.
+ * A stream is a lane and a ring of commands. One task of the lane runs one command, so that the
+ * simulation can interleave streams after every command; the task queues itself again while
+ * commands are left. Nothing blocks inside a lane: a stream whose next command waits for a mark
+ * parks itself on the mark and is posted when the mark passes.
  *
  * INVARIANTS
- *  1. head counts commands queued (written by the producer only), tail commands finished (written by the lane only).
- *  2. Whoever makes the next command runnable posts the task: enqueue, the task itself, a mark's record.
- *  3. A stream is on at most one mark's list, and only while its next command is a MARK_WAIT for that mark.
+ *  1. head counts commands queued (written by the producer only), tail commands finished (written
+ * by the lane only).
+ *  2. Whoever makes the next command runnable posts the task: enqueue, the task itself, a mark's
+ * record.
+ *  3. A stream is on at most one mark's list, and only while its next command is a MARK_WAIT for
+ * that mark.
  *  4. A mark's record passes, and notifications fire, also after an error: nobody waits for ever.
  *
- * Must not know what operations compute. Producer: the application's thread or one lane; commands run on the stream's lane. */
+ * Must not know what operations compute. Producer: the application's thread or one lane; commands
+ * run on the stream's lane. */
 #include "gpu/host/host_impl.h"
 
 #include "base/sys.h"
@@ -24,10 +29,10 @@ struct host_stream {
     struct dev_cmd *ring;
     uint32_t depth;
     _Atomic uint64_t head, tail;
-    atomic_bool room_wanted;     /* the producer waits in `room` */
+    atomic_bool room_wanted; /* the producer waits in `room` */
     struct exec_event room;
     _Atomic uint64_t busy_ns;
-    pthread_t application;       /* who opened it: the thread that may wait */
+    pthread_t application; /* who opened it: the thread that may wait */
     /* under the device's lock */
     struct dev_mark *parked_on;
     struct host_stream *next_parked;
@@ -36,7 +41,7 @@ struct host_stream {
 static struct host_stream *stream_of(struct dev_stream *s) { return (struct host_stream *)s; }
 static struct host_dev *stream_dev(struct host_stream *s) { return host_of(s->base.dev); }
 
-/* --- marks: m->priv is the list of parked streams ---------------------------------------------------------------------- */
+/* --- marks: m->priv is the list of parked streams --------------------------------------------- */
 
 stk_status host_mark_init(struct dev *d, struct dev_mark *m, struct stk_error *err)
 {
@@ -103,7 +108,7 @@ static void mark_unpark(struct host_stream *s)
     pthread_mutex_unlock(&h->lock);
 }
 
-/* --- running ------------------------------------------------------------------------------------------------------------ */
+/* --- running ---------------------------------------------------------------------------------- */
 
 static void stream_work(struct host_stream *s, const struct dev_cmd *cmd)
 {
@@ -136,11 +141,12 @@ static bool stream_step(struct host_stream *s, const struct dev_cmd *cmd)
     }
 }
 
-/* The producer is woken when half of the ring is free, not for each command. Stores and loads are sequentially consistent: either the
- * producer sees the new tail, or we see that it wants room. */
+/* The producer is woken when half of the ring is free, not for each command. Stores and loads are
+ * sequentially consistent: either the producer sees the new tail, or we see that it wants room. */
 static void stream_tell_room(struct host_stream *s, uint64_t tail)
 {
-    if (atomic_load(&s->room_wanted) && atomic_load(&s->head) - tail <= s->depth / 2 && atomic_exchange(&s->room_wanted, false))
+    if (atomic_load(&s->room_wanted) && atomic_load(&s->head) - tail <= s->depth / 2 &&
+        atomic_exchange(&s->room_wanted, false))
         exec_event_set(&s->room);
 }
 
@@ -155,9 +161,12 @@ static void stream_run(void *arg)
     if (tail != atomic_load(&s->head)) exec_post(s->lane, &s->task);
 }
 
-/* --- queueing ----------------------------------------------------------------------------------------------------------- */
+/* --- queueing --------------------------------------------------------------------------------- */
 
-static bool stream_full(struct host_stream *s) { return atomic_load(&s->head) - atomic_load(&s->tail) >= s->depth; }
+static bool stream_full(struct host_stream *s)
+{
+    return atomic_load(&s->head) - atomic_load(&s->tail) >= s->depth;
+}
 
 static bool stream_may_wait(const struct host_stream *s)
 {
@@ -176,7 +185,8 @@ static stk_status stream_wait_room(struct host_stream *s, struct stk_error *err)
     return STK_OK;
 }
 
-stk_status host_stream_enqueue(struct dev_stream *base, const struct dev_cmd *cmd, struct stk_error *err)
+stk_status host_stream_enqueue(struct dev_stream *base, const struct dev_cmd *cmd,
+                               struct stk_error *err)
 {
     struct host_stream *s = stream_of(base);
     STK_TRY(stream_wait_room(s, err));
@@ -195,16 +205,18 @@ stk_status host_stream_enqueue(struct dev_stream *base, const struct dev_cmd *cm
     return STK_OK;
 }
 
-/* --- opening ------------------------------------------------------------------------------------------------------------ */
+/* --- opening ---------------------------------------------------------------------------------- */
 
-stk_status host_stream_open(struct dev *d, const char *name, uint32_t depth, struct dev_stream **out, struct stk_error *err)
+stk_status host_stream_open(struct dev *d, const char *name, uint32_t depth,
+                            struct dev_stream **out, struct stk_error *err)
 {
     struct host_stream *s = sys_calloc(1, sizeof *s);
     struct dev_cmd *ring = sys_calloc(depth, sizeof *ring);
     if (!s || !ring) {
         sys_free(s);
         sys_free(ring);
-        return stk_error_set(err, STK_ERR_NOMEM, 0, "stream %s: no memory for a queue of %u commands", name, depth);
+        return stk_error_set(err, STK_ERR_NOMEM, 0,
+                             "stream %s: no memory for a queue of %u commands", name, depth);
     }
     s->base.dev = d;
     snprintf(s->base.name, sizeof s->base.name, "%s", name);
@@ -224,13 +236,15 @@ stk_status host_stream_open(struct dev *d, const char *name, uint32_t depth, str
     return STK_OK;
 }
 
-/* The wait can only fail in the simulation, when the stream waits for a mark that nobody records any more: it is then closed as it is. */
+/* The wait can only fail in the simulation, when the stream waits for a mark that nobody records
+ * any more: it is then closed as it is. */
 void host_stream_close(struct dev_stream *base)
 {
     struct host_stream *s = stream_of(base);
     struct exec_event empty;
     exec_event_init(base->dev->ex, &empty);
-    if (dev_notify(base, NULL, NULL, &empty, NULL) == STK_OK) (void)exec_event_wait(&empty, UINT64_MAX, NULL);
+    if (dev_notify(base, NULL, NULL, &empty, NULL) == STK_OK)
+        (void)exec_event_wait(&empty, UINT64_MAX, NULL);
     mark_unpark(s);
     exec_lane_close(s->lane);
     host_of(base->dev)->streams_open--;
@@ -238,4 +252,7 @@ void host_stream_close(struct dev_stream *base)
     sys_free(s);
 }
 
-uint64_t host_stream_busy_ns(const struct dev_stream *s) { return atomic_load(&((struct host_stream *)(uintptr_t)s)->busy_ns); }
+uint64_t host_stream_busy_ns(const struct dev_stream *s)
+{
+    return atomic_load(&((struct host_stream *)(uintptr_t)s)->busy_ns);
+}

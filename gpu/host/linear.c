@@ -1,17 +1,20 @@
-/* gpu/host/linear.c - linear layers on the host: products by matmul.c, in slices where operands must change their type.
+/* gpu/host/linear.c - linear layers on the host: products by matmul.c, in slices where operands
+ * must change their type.
  *
- * Owns the tile rules (from shapes and types only, so that bits do not depend on budgets) and the pieces of an operation that head.c
- * shares: scratch, conversion, accumulation. Must not know streams. Runs on a stream's lane; OpenMP inside.
+ * Owns the tile rules (from shapes and types only, so that bits do not depend on budgets) and the
+ * pieces of an operation that head.c shares: scratch, conversion, accumulation. Must not know
+ * streams. Runs on a stream's lane; OpenMP inside.
  *
- * A 16-bit operand of an f32 product, or an f32 operand of a bf16 product, is copied slice by slice to scratch; weights are sliced
- * along the output so that every product sums its whole inner dimension. */
+ * A 16-bit operand of an f32 product, or an f32 operand of a bf16 product, is copied slice by slice
+ * to scratch; weights are sliced along the output so that every product sums its whole inner
+ * dimension. */
 #include "gpu/host/host_impl.h"
 
 #include "base/numeric.h"
 #include <string.h>
 
 #define LINEAR_SLICE_BYTES ((uint64_t)32 << 20)
-#define LINEAR_DW_TILE_BYTES ((uint64_t)4 << 20) /* read back at once by the accumulation: cache-sized */
+#define LINEAR_DW_TILE_BYTES ((uint64_t)4 << 20) /* read back at once: cache-sized */
 #define CONVERT_PIECE 4096                       /* elements a thread converts at a time */
 #define STORE_PIECE 1024                         /* elements on a thread's stack */
 #define TILE_QUANTUM 64
@@ -34,18 +37,21 @@ void *host_take(struct host_job *j, uint64_t size_bytes)
     uint64_t start = j->used_bytes;
     j->used_bytes += rounded;
     if (j->dry || j->st != STK_OK) return NULL;
-    if (!j->scratch.base || (uintptr_t)j->scratch.base % HOST_ALIGN_BYTES || j->used_bytes > j->scratch.size_bytes) {
+    if (!j->scratch.base || (uintptr_t)j->scratch.base % HOST_ALIGN_BYTES ||
+        j->used_bytes > j->scratch.size_bytes) {
         j->st = stk_error_set(j->err, STK_ERR_DEVICE, 0,
-                              "%s: needs %llu bytes of 64-byte aligned scratch and more for products, has %llu at %p; declare what "
+                              "%s: needs %llu bytes of 64-byte aligned scratch and more for "
+                              "products, has %llu at %p; declare what "
                               "prepare mode reports",
-                              j->op, (unsigned long long)j->used_bytes, (unsigned long long)j->scratch.size_bytes,
-                              j->scratch.base);
+                              j->op, (unsigned long long)j->used_bytes,
+                              (unsigned long long)j->scratch.size_bytes, j->scratch.base);
         return NULL;
     }
     return (uint8_t *)j->scratch.base + start;
 }
 
-void host_job_product(struct host_job *j, const struct host_product *p, const void *a, const void *b, void *c)
+void host_job_product(struct host_job *j, const struct host_product *p, const void *a,
+                      const void *b, void *c)
 {
     if (j->st != STK_OK) return;
     if (j->dry) {
@@ -55,20 +61,27 @@ void host_job_product(struct host_job *j, const struct host_product *p, const vo
         return;
     }
     uint8_t *pad = j->scratch.base ? (uint8_t *)j->scratch.base + j->used_bytes : NULL;
-    uint64_t left = j->scratch.base && j->scratch.size_bytes > j->used_bytes ? j->scratch.size_bytes - j->used_bytes : 0;
+    uint64_t left = j->scratch.base && j->scratch.size_bytes > j->used_bytes
+                        ? j->scratch.size_bytes - j->used_bytes
+                        : 0;
     j->st = host_matmul_run(j->h->matmul, p, a, b, c, pad, left, j->err);
 }
 
-static void convert_piece(const void *src, enum ops_dtype from, void *dst, enum ops_dtype to, uint64_t n)
+static void convert_piece(const void *src, enum ops_dtype from, void *dst, enum ops_dtype to,
+                          uint64_t n)
 {
-    if (from == to) memcpy(dst, src, n * ops_dtype_bytes(to));
-    else if (from == OPS_BF16) convert_bf16_to_f32(src, dst, n);
-    else if (from == OPS_FP16) convert_fp16_to_f32(src, dst, n);
-    else convert_f32_to_bf16(src, dst, n);
+    if (from == to)
+        memcpy(dst, src, n * ops_dtype_bytes(to));
+    else if (from == OPS_BF16)
+        convert_bf16_to_f32(src, dst, n);
+    else if (from == OPS_FP16)
+        convert_fp16_to_f32(src, dst, n);
+    else
+        convert_f32_to_bf16(src, dst, n);
 }
 
-void host_convert(struct host_job *j, const void *src, enum ops_dtype from, uint64_t src_ld, void *dst, enum ops_dtype to,
-                  uint64_t dst_ld, uint64_t rows, uint64_t cols)
+void host_convert(struct host_job *j, const void *src, enum ops_dtype from, uint64_t src_ld,
+                  void *dst, enum ops_dtype to, uint64_t dst_ld, uint64_t rows, uint64_t cols)
 {
     if (j->dry || j->st != STK_OK) return;
     STK_ASSERT(from == to || to == OPS_F32 || (to == OPS_BF16 && from == OPS_F32));
@@ -78,18 +91,21 @@ void host_convert(struct host_job *j, const void *src, enum ops_dtype from, uint
         src_ld = dst_ld = cols;
     }
     uint64_t pieces = (cols + CONVERT_PIECE - 1) / CONVERT_PIECE;
-#pragma omp parallel for num_threads(j->h->ctx.threads) schedule(static) if (rows * cols > 4 * CONVERT_PIECE)
+#pragma omp parallel for num_threads(j->h->ctx.threads) \
+    schedule(static) if (rows * cols > 4 * CONVERT_PIECE)
     for (uint64_t i = 0; i < rows * pieces; i++) {
         uint64_t r = i / pieces, c = i % pieces * CONVERT_PIECE;
-        convert_piece(host_at(src, from, r * src_ld + c), from, host_at_mut(dst, to, r * dst_ld + c), to,
-                      min_u64(CONVERT_PIECE, cols - c));
+        convert_piece(host_at(src, from, r * src_ld + c), from,
+                      host_at_mut(dst, to, r * dst_ld + c), to, min_u64(CONVERT_PIECE, cols - c));
     }
 }
 
-void host_accumulate(struct host_job *j, float *acc, uint64_t acc_ld, const float *t, uint64_t t_ld, uint64_t rows, uint64_t cols)
+void host_accumulate(struct host_job *j, float *acc, uint64_t acc_ld, const float *t, uint64_t t_ld,
+                     uint64_t rows, uint64_t cols)
 {
     if (j->dry || j->st != STK_OK) return;
-#pragma omp parallel for num_threads(j->h->ctx.threads) schedule(static) if (rows * cols > 4 * CONVERT_PIECE)
+#pragma omp parallel for num_threads(j->h->ctx.threads) \
+    schedule(static) if (rows * cols > 4 * CONVERT_PIECE)
     for (uint64_t r = 0; r < rows; r++) {
         float *to = acc + r * acc_ld;
         const float *from = t + r * t_ld;
@@ -98,7 +114,7 @@ void host_accumulate(struct host_job *j, float *acc, uint64_t acc_ld, const floa
     }
 }
 
-/* --- y = x W^T and dx = dy W ------------------------------------------------------------------------------------------------ */
+/* --- y = x W^T and dx = dy W ------------------------------------------------------------------ */
 
 /* Both are dst[rows, n] = src[rows, k] B with B = W^T (forward) or W (backward data). */
 struct linear_run {
@@ -109,7 +125,8 @@ struct linear_run {
     bool with_bias;
     void *dst;
     /* decided by linear_plan */
-    bool src_converted, w_converted, staged; /* staged: f32 product to scratch, then stored with bias, residual and rounding */
+    bool src_converted, w_converted;
+    bool staged; /* f32 product to scratch, then stored with bias, residual and rounding */
     uint64_t n_tile, row_tile;
     void *src_buf, *w_buf;
     float *stage;
@@ -129,14 +146,16 @@ static void linear_plan(struct host_job *j, struct linear_run *l)
     l->n_tile = l->w_converted ? host_tile(l->n, l->k * prod_bytes, LINEAR_SLICE_BYTES) : l->n;
     l->row_tile = l->rows;
     if (l->src_converted) l->row_tile = host_tile(l->rows, l->k * prod_bytes, LINEAR_SLICE_BYTES);
-    if (l->staged) l->row_tile = min_u64(l->row_tile, host_tile(l->rows, l->n_tile * 4, LINEAR_SLICE_BYTES));
+    if (l->staged)
+        l->row_tile = min_u64(l->row_tile, host_tile(l->rows, l->n_tile * 4, LINEAR_SLICE_BYTES));
     l->w_buf = l->w_converted ? host_take(j, l->n_tile * l->k * prod_bytes) : NULL;
     l->src_buf = l->src_converted ? host_take(j, l->row_tile * l->k * prod_bytes) : NULL;
     l->stage = l->staged ? host_take(j, l->row_tile * l->n_tile * 4) : NULL;
 }
 
 /* One row of a staged tile: (product + bias) + what was there, in f32, rounded once. */
-static void linear_store_row(const struct linear_run *l, const float *sum, void *dst, uint64_t n0, uint64_t n)
+static void linear_store_row(const struct linear_run *l, const float *sum, void *dst, uint64_t n0,
+                             uint64_t n)
 {
     float out[STORE_PIECE], other[STORE_PIECE];
     for (uint64_t c = 0; c < n; c += STORE_PIECE) {
@@ -155,20 +174,30 @@ static void linear_store_row(const struct linear_run *l, const float *sum, void 
     }
 }
 
-static void linear_store(struct host_job *j, const struct linear_run *l, uint64_t r0, uint64_t rows, uint64_t n0, uint64_t n)
+static void linear_store(struct host_job *j, const struct linear_run *l, uint64_t r0, uint64_t rows,
+                         uint64_t n0, uint64_t n)
 {
     if (j->dry || j->st != STK_OK) return;
-#pragma omp parallel for num_threads(j->h->ctx.threads) schedule(static) if (rows * n > 4 * CONVERT_PIECE)
+#pragma omp parallel for num_threads(j->h->ctx.threads) \
+    schedule(static) if (rows * n > 4 * CONVERT_PIECE)
     for (uint64_t r = 0; r < rows; r++)
-        linear_store_row(l, l->stage + r * n, host_at_mut(l->dst, l->at, (r0 + r) * l->n + n0), n0, n);
+        linear_store_row(l, l->stage + r * n, host_at_mut(l->dst, l->at, (r0 + r) * l->n + n0), n0,
+                         n);
 }
 
-static void linear_tile(struct host_job *j, const struct linear_run *l, const void *w, uint64_t w_ld, uint64_t r0, uint64_t rows,
-                        uint64_t n0, uint64_t n)
+static void linear_tile(struct host_job *j, const struct linear_run *l, const void *w,
+                        uint64_t w_ld, uint64_t r0, uint64_t rows, uint64_t n0, uint64_t n)
 {
     const void *src = l->src_converted ? l->src_buf : host_at(l->src, l->at, r0 * l->k);
-    struct host_product p = { .m = rows, .n = n, .k = l->k, .lda = l->k, .ldb = w_ld, .ldc = l->staged ? n : l->n,
-                              .tb = l->w_transposed, .src = l->prod, .dst = l->staged ? OPS_F32 : l->at };
+    struct host_product p = { .m = rows,
+                              .n = n,
+                              .k = l->k,
+                              .lda = l->k,
+                              .ldb = w_ld,
+                              .ldc = l->staged ? n : l->n,
+                              .tb = l->w_transposed,
+                              .src = l->prod,
+                              .dst = l->staged ? OPS_F32 : l->at };
     void *c = l->staged ? (void *)l->stage : host_at_mut(l->dst, l->at, r0 * l->n + n0);
     host_job_product(j, &p, src, w, c);
     if (l->staged) linear_store(j, l, r0, rows, n0, n);
@@ -191,13 +220,15 @@ static void linear_run(struct host_job *j, struct linear_run *l)
         for (uint64_t r0 = 0; r0 < l->rows; r0 += l->row_tile) {
             uint64_t rows = min_u64(l->row_tile, l->rows - r0);
             if (l->src_converted && (n0 == 0 || l->row_tile < l->rows))
-                host_convert(j, host_at(l->src, l->at, r0 * l->k), l->at, l->k, l->src_buf, l->prod, l->k, rows, l->k);
+                host_convert(j, host_at(l->src, l->at, r0 * l->k), l->at, l->k, l->src_buf, l->prod,
+                             l->k, rows, l->k);
             linear_tile(j, l, w, w_ld, r0, rows, n0, n);
         }
     }
 }
 
-/* Prepare mode does not know whether there is a bias (its pointers are NULL): both ways are prepared. */
+/* Prepare mode does not know whether there is a bias (its pointers are NULL): both ways are
+ * prepared. */
 static void linear_both(struct host_job *j, struct linear_run *l)
 {
     uint64_t used = 0;
@@ -214,42 +245,72 @@ static void linear_both(struct host_job *j, struct linear_run *l)
 
 void host_linear_forward(struct host_job *j, const struct ops_linear *a)
 {
-    struct linear_run l = { .rows = a->rows, .k = a->in, .n = a->out, .at = a->at, .pt = a->pt,
-                            .prod = linear_product_type(j, a->pt), .w_transposed = true, .add = a->add, .src = a->x, .w = a->w,
-                            .bias = a->bias, .with_bias = a->bias != NULL, .dst = a->y };
+    struct linear_run l = { .rows = a->rows,
+                            .k = a->in,
+                            .n = a->out,
+                            .at = a->at,
+                            .pt = a->pt,
+                            .prod = linear_product_type(j, a->pt),
+                            .w_transposed = true,
+                            .add = a->add,
+                            .src = a->x,
+                            .w = a->w,
+                            .bias = a->bias,
+                            .with_bias = a->bias != NULL,
+                            .dst = a->y };
     linear_both(j, &l);
 }
 
 void host_linear_backward_data(struct host_job *j, const struct ops_linear *a)
 {
-    struct linear_run l = { .rows = a->rows, .k = a->out, .n = a->in, .at = a->at, .pt = a->pt,
-                            .prod = linear_product_type(j, a->pt), .add = a->add, .src = a->dy, .w = a->w, .dst = a->dx };
+    struct linear_run l = { .rows = a->rows,
+                            .k = a->out,
+                            .n = a->in,
+                            .at = a->at,
+                            .pt = a->pt,
+                            .prod = linear_product_type(j, a->pt),
+                            .add = a->add,
+                            .src = a->dy,
+                            .w = a->w,
+                            .dst = a->dx };
     linear_run(j, &l);
 }
 
-/* --- dW += dy^T x ------------------------------------------------------------------------------------------------------------- */
+/* --- dW += dy^T x ----------------------------------------------------------------------------- */
 
 static void linear_dw(struct host_job *j, const struct ops_linear *a)
 {
     enum ops_dtype prod = linear_product_type(j, a->pt);
     uint64_t prod_bytes = ops_dtype_bytes(prod);
     bool converted = a->at != prod;
-    uint64_t in_tile = converted ? host_tile(a->in, a->rows * prod_bytes, LINEAR_SLICE_BYTES) : a->in;
+    uint64_t in_tile =
+        converted ? host_tile(a->in, a->rows * prod_bytes, LINEAR_SLICE_BYTES) : a->in;
     uint64_t out_tile = host_tile(a->out, in_tile * 4, LINEAR_DW_TILE_BYTES);
-    if (converted) out_tile = min_u64(out_tile, host_tile(a->out, a->rows * prod_bytes, LINEAR_SLICE_BYTES));
+    if (converted)
+        out_tile = min_u64(out_tile, host_tile(a->out, a->rows * prod_bytes, LINEAR_SLICE_BYTES));
     void *x_buf = converted ? host_take(j, a->rows * in_tile * prod_bytes) : NULL;
     void *dy_buf = converted ? host_take(j, a->rows * out_tile * prod_bytes) : NULL;
     float *tile = host_take(j, out_tile * in_tile * 4);
     for (uint64_t i0 = 0; i0 < a->in; i0 += in_tile) {
         uint64_t in = min_u64(in_tile, a->in - i0);
-        if (converted) host_convert(j, host_at(a->x, a->at, i0), a->at, a->in, x_buf, prod, in, a->rows, in);
+        if (converted)
+            host_convert(j, host_at(a->x, a->at, i0), a->at, a->in, x_buf, prod, in, a->rows, in);
         for (uint64_t o0 = 0; o0 < a->out; o0 += out_tile) {
             uint64_t out = min_u64(out_tile, a->out - o0);
             if (converted && (i0 == 0 || out_tile < a->out))
-                host_convert(j, host_at(a->dy, a->at, o0), a->at, a->out, dy_buf, prod, out, a->rows, out);
-            struct host_product p = { .m = out, .n = in, .k = a->rows, .lda = converted ? out : a->out,
-                                      .ldb = converted ? in : a->in, .ldc = in, .ta = 1, .src = prod, .dst = OPS_F32 };
-            host_job_product(j, &p, converted ? dy_buf : host_at(a->dy, a->at, o0), converted ? x_buf : a->x, tile);
+                host_convert(j, host_at(a->dy, a->at, o0), a->at, a->out, dy_buf, prod, out,
+                             a->rows, out);
+            struct host_product p = { .m = out,
+                                      .n = in,
+                                      .k = a->rows,
+                                      .lda = converted ? out : a->out,
+                                      .ldb = converted ? in : a->in,
+                                      .ldc = in,
+                                      .ta = 1,
+                                      .src = prod,
+                                      .dst = OPS_F32 };
+            host_job_product(j, &p, converted ? dy_buf : host_at(a->dy, a->at, o0),
+                             converted ? x_buf : a->x, tile);
             if (!j->dry) host_accumulate(j, a->dw + o0 * a->in + i0, a->in, tile, in, out, in);
         }
     }
@@ -267,7 +328,8 @@ static void linear_dbias(struct host_job *j, const struct ops_linear *a)
         for (uint64_t r = 0; r < a->rows; r++) {
             const void *row = host_at(a->dy, a->at, r * a->out + c0);
             for (uint64_t c = 0; c < n; c++)
-                sum[c] += a->at == OPS_F32 ? ((const float *)row)[c] : stk_bf16_to_f32(((const uint16_t *)row)[c]);
+                sum[c] += a->at == OPS_F32 ? ((const float *)row)[c]
+                                           : stk_bf16_to_f32(((const uint16_t *)row)[c]);
         }
         for (uint64_t c = 0; c < n; c++) a->dbias[c0 + c] += (float)sum[c];
     }

@@ -1,8 +1,9 @@
 /* gpu/host/matmul.c - the host device's matrix products, by oneDNN.
  *
- * Owns the primitives, one per shape, made in prepare mode and kept until the device is closed. Must not know what is multiplied.
- * Runs on stream lanes; a product uses all compute threads, so products of two streams take turns (the lock). Documentation of
- * the library: oneDNN 2.6 developer guide, "Matrix Multiplication" and "Primitive Attributes: scratchpad". */
+ * Owns the primitives, one per shape, made in prepare mode and kept until the device is closed.
+ * Must not know what is multiplied. Runs on stream lanes; a product uses all compute threads, so
+ * products of two streams take turns (the lock). Documentation of the library: oneDNN 2.6 developer
+ * guide, "Matrix Multiplication" and "Primitive Attributes: scratchpad". */
 #include "gpu/host/host_impl.h"
 
 #include "base/sys.h"
@@ -29,26 +30,32 @@ struct host_matmul {
     uint64_t late;
 };
 
-static stk_status matmul_error(const struct host_product *p, const char *what, dnnl_status_t st, struct stk_error *err)
+static stk_status matmul_error(const struct host_product *p, const char *what, dnnl_status_t st,
+                               struct stk_error *err)
 {
     stk_status code = st == dnnl_out_of_memory ? STK_ERR_NOMEM : STK_ERR_DEVICE;
-    return stk_error_set(err, code, 0, "oneDNN: %s of a product %llu x %llu x %llu (%s) failed with status %d", what,
-                         (unsigned long long)p->m, (unsigned long long)p->n, (unsigned long long)p->k,
-                         p->src == OPS_BF16 ? "bf16" : "f32", (int)st);
+    return stk_error_set(err, code, 0,
+                         "oneDNN: %s of a product %llu x %llu x %llu (%s) failed with status %d",
+                         what, (unsigned long long)p->m, (unsigned long long)p->n,
+                         (unsigned long long)p->k, p->src == OPS_BF16 ? "bf16" : "f32", (int)st);
 }
 
 stk_status host_matmul_open(uint32_t threads, struct host_matmul **out, struct stk_error *err)
 {
     struct host_matmul *mm = sys_calloc(1, sizeof *mm);
     *out = NULL;
-    if (!mm) return stk_error_set(err, STK_ERR_NOMEM, 0, "host device: no memory for the table of products");
+    if (!mm)
+        return stk_error_set(err, STK_ERR_NOMEM, 0,
+                             "host device: no memory for the table of products");
     mm->threads = threads;
     pthread_mutex_init(&mm->lock, NULL);
     dnnl_status_t st = dnnl_engine_create(&mm->engine, dnnl_cpu, 0);
-    if (st == dnnl_success) st = dnnl_stream_create(&mm->stream, mm->engine, dnnl_stream_default_flags);
+    if (st == dnnl_success)
+        st = dnnl_stream_create(&mm->stream, mm->engine, dnnl_stream_default_flags);
     if (st != dnnl_success) {
         host_matmul_close(mm);
-        return stk_error_set(err, STK_ERR_DEVICE, 0, "oneDNN: no CPU engine or stream (status %d)", (int)st);
+        return stk_error_set(err, STK_ERR_DEVICE, 0, "oneDNN: no CPU engine or stream (status %d)",
+                             (int)st);
     }
     *out = mm;
     return STK_OK;
@@ -79,21 +86,26 @@ static struct matmul_entry *matmul_find(struct host_matmul *mm, const struct hos
     return NULL;
 }
 
-static dnnl_status_t matmul_desc(dnnl_memory_desc_t *md, uint64_t rows, uint64_t cols, uint64_t ld, bool transposed, uint32_t type)
+static dnnl_status_t matmul_desc(dnnl_memory_desc_t *md, uint64_t rows, uint64_t cols, uint64_t ld,
+                                 bool transposed, uint32_t type)
 {
     dnnl_dims_t dims = { (dnnl_dim_t)rows, (dnnl_dim_t)cols };
     dnnl_dims_t strides = { transposed ? 1 : (dnnl_dim_t)ld, transposed ? (dnnl_dim_t)ld : 1 };
-    return dnnl_memory_desc_init_by_strides(md, 2, dims, type == OPS_BF16 ? dnnl_bf16 : dnnl_f32, strides);
+    return dnnl_memory_desc_init_by_strides(md, 2, dims, type == OPS_BF16 ? dnnl_bf16 : dnnl_f32,
+                                            strides);
 }
 
 /* The descriptor with a scratchpad of ours: the library then allocates none in a run. */
-static dnnl_status_t matmul_primitive_desc(struct host_matmul *mm, const dnnl_memory_desc_t *md, dnnl_primitive_desc_t *out)
+static dnnl_status_t matmul_primitive_desc(struct host_matmul *mm, const dnnl_memory_desc_t *md,
+                                           dnnl_primitive_desc_t *out)
 {
     dnnl_matmul_desc_t op;
     dnnl_primitive_attr_t attr = NULL;
-    dnnl_status_t st = dnnl_matmul_desc_init(&op, &md[MATMUL_A], &md[MATMUL_B], NULL, &md[MATMUL_C]);
+    dnnl_status_t st =
+        dnnl_matmul_desc_init(&op, &md[MATMUL_A], &md[MATMUL_B], NULL, &md[MATMUL_C]);
     if (st == dnnl_success) st = dnnl_primitive_attr_create(&attr);
-    if (st == dnnl_success) st = dnnl_primitive_attr_set_scratchpad_mode(attr, dnnl_scratchpad_mode_user);
+    if (st == dnnl_success)
+        st = dnnl_primitive_attr_set_scratchpad_mode(attr, dnnl_scratchpad_mode_user);
     if (st == dnnl_success) st = dnnl_primitive_desc_create(out, &op, attr, mm->engine, NULL);
     if (attr) dnnl_primitive_attr_destroy(attr);
     return st;
@@ -120,15 +132,17 @@ static dnnl_status_t matmul_make(struct host_matmul *mm, struct matmul_entry *e)
 }
 
 /* Under the lock, with the thread count set: the library fixes it when a primitive is made. */
-static stk_status matmul_get(struct host_matmul *mm, const struct host_product *p, bool late, struct matmul_entry **out,
-                             struct stk_error *err)
+static stk_status matmul_get(struct host_matmul *mm, const struct host_product *p, bool late,
+                             struct matmul_entry **out, struct stk_error *err)
 {
     *out = matmul_find(mm, p);
     if (*out) return STK_OK;
     if (mm->n == mm->capacity) {
         uint32_t capacity = mm->capacity ? mm->capacity * 2 : 32;
         struct matmul_entry *grown = sys_realloc(mm->entries, capacity * sizeof *grown);
-        if (!grown) return stk_error_set(err, STK_ERR_NOMEM, 0, "host device: no memory for %u shapes of products", capacity);
+        if (!grown)
+            return stk_error_set(err, STK_ERR_NOMEM, 0,
+                                 "host device: no memory for %u shapes of products", capacity);
         mm->entries = grown;
         mm->capacity = capacity;
     }
@@ -145,7 +159,8 @@ static stk_status matmul_get(struct host_matmul *mm, const struct host_product *
     return STK_OK;
 }
 
-/* OpenMP's count is the calling thread's own; it is put back, because the thread may be the application's. */
+/* OpenMP's count is the calling thread's own; it is put back, because the thread may be the
+ * application's. */
 static int matmul_threads_enter(const struct host_matmul *mm)
 {
     int saved = omp_get_max_threads();
@@ -153,7 +168,8 @@ static int matmul_threads_enter(const struct host_matmul *mm)
     return saved;
 }
 
-stk_status host_matmul_prepare(struct host_matmul *mm, const struct host_product *p, uint64_t *pad_bytes, struct stk_error *err)
+stk_status host_matmul_prepare(struct host_matmul *mm, const struct host_product *p,
+                               uint64_t *pad_bytes, struct stk_error *err)
 {
     struct matmul_entry *e = NULL;
     int saved = matmul_threads_enter(mm);
@@ -165,23 +181,26 @@ stk_status host_matmul_prepare(struct host_matmul *mm, const struct host_product
     return st;
 }
 
-static stk_status matmul_execute(struct host_matmul *mm, struct matmul_entry *e, void *const handles[MATMUL_ARGS],
-                                 struct stk_error *err)
+static stk_status matmul_execute(struct host_matmul *mm, struct matmul_entry *e,
+                                 void *const handles[MATMUL_ARGS], struct stk_error *err)
 {
-    static const int names[MATMUL_ARGS] = { DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST, DNNL_ARG_SCRATCHPAD };
+    static const int names[MATMUL_ARGS] = { DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST,
+                                            DNNL_ARG_SCRATCHPAD };
     dnnl_exec_arg_t args[MATMUL_ARGS];
     dnnl_status_t st = dnnl_success;
     for (int i = 0; i < MATMUL_ARGS; i++) {
         args[i] = (dnnl_exec_arg_t){ names[i], e->memory[i] };
         if (st == dnnl_success) st = dnnl_memory_set_data_handle(e->memory[i], handles[i]);
     }
-    if (st == dnnl_success) st = dnnl_primitive_execute(e->primitive, mm->stream, MATMUL_ARGS, args);
+    if (st == dnnl_success)
+        st = dnnl_primitive_execute(e->primitive, mm->stream, MATMUL_ARGS, args);
     if (st == dnnl_success) st = dnnl_stream_wait(mm->stream);
     return st == dnnl_success ? STK_OK : matmul_error(&e->shape, "running", st, err);
 }
 
-stk_status host_matmul_run(struct host_matmul *mm, const struct host_product *p, const void *a, const void *b, void *c, void *pad,
-                           uint64_t pad_size_bytes, struct stk_error *err)
+stk_status host_matmul_run(struct host_matmul *mm, const struct host_product *p, const void *a,
+                           const void *b, void *c, void *pad, uint64_t pad_size_bytes,
+                           struct stk_error *err)
 {
     struct matmul_entry *e = NULL;
     int saved = matmul_threads_enter(mm);
@@ -189,10 +208,12 @@ stk_status host_matmul_run(struct host_matmul *mm, const struct host_product *p,
     stk_status st = matmul_get(mm, p, true, &e, err);
     if (st == STK_OK && e->pad_bytes > pad_size_bytes)
         st = stk_error_set(err, STK_ERR_DEVICE, 0,
-                           "a product %llu x %llu x %llu needs %llu bytes of scratch beside its operation's, %llu are left; "
+                           "a product %llu x %llu x %llu needs %llu bytes of scratch beside its "
+                           "operation's, %llu are left; "
                            "declare what prepare mode reports",
-                           (unsigned long long)p->m, (unsigned long long)p->n, (unsigned long long)p->k,
-                           (unsigned long long)e->pad_bytes, (unsigned long long)pad_size_bytes);
+                           (unsigned long long)p->m, (unsigned long long)p->n,
+                           (unsigned long long)p->k, (unsigned long long)e->pad_bytes,
+                           (unsigned long long)pad_size_bytes);
     if (st == STK_OK) {
         void *const handles[MATMUL_ARGS] = { (void *)(uintptr_t)a, (void *)(uintptr_t)b, c, pad };
         st = matmul_execute(mm, e, handles, err);

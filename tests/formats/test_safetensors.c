@@ -1,4 +1,5 @@
-/* tests/formats/test_safetensors.c - reader, sets and writer of safetensors files (CKP-07, 16, 22, 23, 25, 26, 28, 29, 37). */
+/* tests/formats/test_safetensors.c - reader, sets and writer of safetensors files (CKP-07, 16,
+ * 22, 23, 25, 26, 28, 29, 37). */
 #include "tests/test.h"
 
 #include "formats/safetensors.h"
@@ -34,7 +35,9 @@ static stk_status write_sample(const char *path, struct stk_error *err)
     float floats[4] = { 1.5f, -2.5f, 3.5f, -0.0f };
     STK_TRY(st_writer_new(path, metadata, &w, err));
     stk_status status = st_writer_declare(w, "bytes", ST_U8, 1, (uint64_t[]){ 5 }, &a, err);
-    if (!status) status = st_writer_declare(w, "model.\"halves\"", ST_BF16, 2, (uint64_t[]){ 2, 3 }, &b, err);
+    if (!status)
+        status =
+            st_writer_declare(w, "model.\"halves\"", ST_BF16, 2, (uint64_t[]){ 2, 3 }, &b, err);
     if (!status) status = st_writer_declare(w, "floats", ST_F32, 1, (uint64_t[]){ 4 }, &c, err);
     if (!status) status = st_writer_declare(w, "scalar", ST_F32, 0, NULL, &d, err);
     uint64_t before = st_writer_bytes(w);
@@ -66,7 +69,8 @@ TEST(safetensors_round_trip)
     CHECK(strcmp(st_metadata(f, "quote\"d"), "a\\b\nc") == 0 && st_metadata(f, "absent") == NULL);
     const struct st_tensor *t = st_find(f, "model.\"halves\"");
     REQUIRE(t != NULL);
-    CHECK(t->dtype == ST_BF16 && t->rank == 2 && t->shape[0] == 2 && t->shape[1] == 3 && t->size_bytes == 12);
+    CHECK(t->dtype == ST_BF16 && t->rank == 2 && t->shape[0] == 2 && t->shape[1] == 3 &&
+          t->size_bytes == 12);
     uint16_t half[2];
     CHECK_OK(st_read(f, t, 4, 4, half, &err), &err);
     CHECK(half[0] == 12 && half[1] == 13);
@@ -75,7 +79,8 @@ TEST(safetensors_round_trip)
     CHECK(floats[1] == -2.5f && floats[2] == 3.5f);
     CHECK(st_find(f, "scalar")->rank == 0 && st_find(f, "scalar")->n_elements == 1);
     CHECK(st_find(f, "flo") == NULL);
-    for (uint32_t i = 0; i < st_count(f); i++) CHECK(st_at(f, i)->offset_bytes % st_dtype_bytes(st_at(f, i)->dtype) == 0);
+    for (uint32_t i = 0; i < st_count(f); i++)
+        CHECK(st_at(f, i)->offset_bytes % st_dtype_bytes(st_at(f, i)->dtype) == 0);
     CHECK(st_read(f, t, 8, 5, half, &err) == STK_ERR_STATE);
     CHECK(st_read(f, t, UINT64_MAX, 2, half, NULL) == STK_ERR_STATE);
     st_close(f);
@@ -88,8 +93,11 @@ TEST(safetensors_every_dtype)
         enum st_dtype t;
         CHECK(st_dtype_parse(st_dtype_name((enum st_dtype)i), &t) && t == (enum st_dtype)i);
         char header[200];
-        snprintf(header, sizeof header, "{\"x\":{\"dtype\":\"%s\",\"shape\":[3,1],\"data_offsets\":[0,%u]}}", st_dtype_name(t), 3 * st_dtype_bytes(t));
-        const char *path = temp_safetensors(temp_path("dtype.safetensors"), header, 3 * st_dtype_bytes(t));
+        snprintf(header, sizeof header,
+                 "{\"x\":{\"dtype\":\"%s\",\"shape\":[3,1],\"data_offsets\":[0,%u]}}",
+                 st_dtype_name(t), 3 * st_dtype_bytes(t));
+        const char *path =
+            temp_safetensors(temp_path("dtype.safetensors"), header, 3 * st_dtype_bytes(t));
         struct st_file *f;
         struct stk_error err = { 0 };
         CHECK_OK(st_open(path, &f, &err), &err);
@@ -110,46 +118,66 @@ TEST(safetensors_ckp_22_half_downloaded_or_pointer)
     CHECK(refused(temp_write(cut, bytes, 4), STK_ERR_FORMAT, "holds 4 bytes"));
     CHECK(refused(temp_write(cut, bytes, 100), STK_ERR_FORMAT, "truncated within its header"));
     CHECK(refused(cut, STK_ERR_FORMAT, "found 100"));
-    CHECK(refused(temp_write(cut, bytes, size - 3), STK_ERR_FORMAT, "is truncated: tensor bytes ends at"));
+    CHECK(refused(temp_write(cut, bytes, size - 3), STK_ERR_FORMAT,
+                  "is truncated: tensor bytes ends at"));
     snprintf(expected, sizeof expected, "which has %zu; download", size - 3);
     CHECK(refused(cut, STK_ERR_FORMAT, expected));
-    for (size_t n = 0; n < size; n++) CHECK(refused(temp_write(cut, bytes, n), STK_ERR_FORMAT, "download it again"));
+    for (size_t n = 0; n < size; n++)
+        CHECK(refused(temp_write(cut, bytes, n), STK_ERR_FORMAT, "download it again"));
     free(bytes);
-    CHECK(refused(temp_text(cut, "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5368709120\n"), STK_ERR_FORMAT, "Git LFS pointer"));
+    CHECK(refused(
+        temp_text(cut,
+                  "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5368709120\n"),
+        STK_ERR_FORMAT, "Git LFS pointer"));
     CHECK(refused(cut, STK_ERR_FORMAT, "where 5368709120 were expected"));
-    CHECK(refused(temp_text(cut, "\n <!DOCTYPE html><html><body>Not found</body></html>"), STK_ERR_FORMAT, "HTML page"));
+    CHECK(refused(temp_text(cut, "\n <!DOCTYPE html><html><body>Not found</body></html>"),
+                  STK_ERR_FORMAT, "HTML page"));
     CHECK(refused(temp_text(cut, "<HTML>"), STK_ERR_FORMAT, "HTML page"));
     CHECK(refused(temp_path("absent.safetensors"), STK_ERR_IO, "cannot open"));
     CHECK(refused(temp_dir, STK_ERR_FORMAT, "not a regular file"));
-    CHECK(refused(temp_text(cut, "PK\003\004 a pickle in a zip archive"), STK_ERR_FORMAT, "not a safetensors file"));
-    CHECK(refused(temp_write(cut, "\020\0\0\0\0\0\0\0[1,2,3,4,5,6,78]", 24), STK_ERR_FORMAT, "does not begin with"));
+    CHECK(refused(temp_text(cut, "PK\003\004 a pickle in a zip archive"), STK_ERR_FORMAT,
+                  "not a safetensors file"));
+    CHECK(refused(temp_write(cut, "\020\0\0\0\0\0\0\0[1,2,3,4,5,6,78]", 24), STK_ERR_FORMAT,
+                  "does not begin with"));
 }
 
 TEST(safetensors_ckp_23_lying_offsets)
 {
-#define F32_AT(name, shape, a, b) "\"" name "\":{\"dtype\":\"F32\",\"shape\":[" shape "],\"data_offsets\":[" a "," b "]}"
+#define F32_AT(name, shape, a, b) \
+    "\"" name "\":{\"dtype\":\"F32\",\"shape\":[" shape "],\"data_offsets\":[" a "," b "]}"
     CHECK(header_refused("{" F32_AT("x", "2", "-8", "0") "}", 8, "negative or reversed"));
     CHECK(header_refused("{" F32_AT("x", "2", "8", "0") "}", 8, "negative or reversed"));
-    CHECK(header_refused("{" F32_AT("x", "2", "0", "8") "," F32_AT("y", "2", "4", "12") "}", 12, "an overlap"));
-    CHECK(header_refused("{" F32_AT("x", "2", "0", "8") "," F32_AT("y", "2", "0", "8") "}", 8, "an overlap"));
-    CHECK(header_refused("{" F32_AT("x", "2", "0", "8") "," F32_AT("y", "2", "12", "20") "}", 20, "a hole"));
+    CHECK(header_refused("{" F32_AT("x", "2", "0", "8") "," F32_AT("y", "2", "4", "12") "}", 12,
+                         "an overlap"));
+    CHECK(header_refused("{" F32_AT("x", "2", "0", "8") "," F32_AT("y", "2", "0", "8") "}", 8,
+                         "an overlap"));
+    CHECK(header_refused("{" F32_AT("x", "2", "0", "8") "," F32_AT("y", "2", "12", "20") "}", 20,
+                         "a hole"));
     CHECK(header_refused("{" F32_AT("x", "2", "4", "12") "}", 12, "a hole"));
     CHECK(header_refused("{" F32_AT("x", "2", "0", "8") "}", 7, "is truncated"));
-    CHECK(header_refused("{" F32_AT("x", "2", "9223372036854775799", "9223372036854775807") "}", 8, "a hole"));
-    CHECK(header_refused("{" F32_AT("x", "2305843009213693951", "0", "9223372036854775804") "}", 8, "is truncated"));
-    CHECK(header_refused("{" F32_AT("x", "2", "0", "99999999999999999999") "}", 8, "not valid JSON"));
-    CHECK(header_refused("{" F32_AT("x", "4294967296,4294967296", "0", "0") "}", 0, "does not fit 64 bits"));
-    CHECK(header_refused("{" F32_AT("x", "4611686018427387904", "0", "0") "}", 0, "does not fit 64 bits"));
+    CHECK(header_refused("{" F32_AT("x", "2", "9223372036854775799", "9223372036854775807") "}", 8,
+                         "a hole"));
+    CHECK(header_refused("{" F32_AT("x", "2305843009213693951", "0", "9223372036854775804") "}", 8,
+                         "is truncated"));
+    CHECK(
+        header_refused("{" F32_AT("x", "2", "0", "99999999999999999999") "}", 8, "not valid JSON"));
+    CHECK(header_refused("{" F32_AT("x", "4294967296,4294967296", "0", "0") "}", 0,
+                         "does not fit 64 bits"));
+    CHECK(header_refused("{" F32_AT("x", "4611686018427387904", "0", "0") "}", 0,
+                         "does not fit 64 bits"));
     CHECK(header_refused("{" F32_AT("x", "3", "0", "8") "}", 8, "its shape and dtype F32 need 12"));
     CHECK(header_refused("{" F32_AT("x", "-2", "0", "8") "}", 8, "dimension 0 of its shape"));
     CHECK(header_refused("{" F32_AT("x", "2.0", "0", "8") "}", 8, "dimension 0 of its shape"));
     CHECK(header_refused("{" F32_AT("x", "1,1,1,1,1,1,1,1,2", "0", "8") "}", 8, "9 dimensions"));
     CHECK(header_refused("{" F32_AT("x", "2", "0", "8.0") "}", 8, "two integers"));
     CHECK(header_refused("{" F32_AT("x", "2", "0", "8,9") "}", 8, "two integers"));
-    CHECK(header_refused("{" F32_AT("x", "2", "0", "8") "," F32_AT("x", "2", "8", "16") "}", 16, "duplicate"));
+    CHECK(header_refused("{" F32_AT("x", "2", "0", "8") "," F32_AT("x", "2", "8", "16") "}", 16,
+                         "duplicate"));
     CHECK(header_refused("{\"x\":[]}", 0, "not an object"));
     CHECK(header_refused("{\"x\":{\"dtype\":\"F32\",\"data_offsets\":[0,8]}}", 8, "has no shape"));
-    CHECK(header_refused("{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8],\"strides\":[1]}}", 8, "unknown property"));
+    CHECK(header_refused(
+        "{\"x\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8],\"strides\":[1]}}", 8,
+        "unknown property"));
     CHECK(header_refused("{\"__metadata__\":{\"a\":1}}", 0, "is not a string"));
     CHECK(header_refused("{\"__metadata__\":[]}", 0, "not an object"));
     CHECK(header_refused("{\"a\":{\"b\":{\"c\":{\"d\":{}}}}}", 0, "nested deeper"));
@@ -158,19 +186,27 @@ TEST(safetensors_ckp_23_lying_offsets)
     /* Empty tensors are no holes, wherever they are named. */
     struct st_file *f;
     struct stk_error err = { 0 };
-    const char *good = temp_safetensors(temp_path("empty.safetensors"),
-                                        "{" F32_AT("y", "2", "0", "8") "," F32_AT("a", "0", "8", "8") "," F32_AT("z", "0", "0", "0") "}  ", 8);
+    const char *good =
+        temp_safetensors(temp_path("empty.safetensors"),
+                         "{" F32_AT("y", "2", "0", "8") "," F32_AT("a", "0", "8", "8") "," F32_AT(
+                             "z", "0", "0", "0") "}  ",
+                         8);
     CHECK_OK(st_open(good, &f, &err), &err);
     st_close(f);
 }
 
 TEST(safetensors_ckp_25_unknown_dtype)
 {
-    CHECK(header_refused("{\"layer.x\":{\"dtype\":\"F99\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "layer.x has the unknown dtype \"F99\""));
-    CHECK(header_refused("{\"layer.x\":{\"dtype\":\"\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "layer.x has the unknown dtype \"\""));
-    CHECK(header_refused("{\"layer.x\":{\"dtype\":\"f32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "unknown dtype"));
-    CHECK(header_refused("{\"layer.x\":{\"dtype\":3,\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "layer.x has no dtype"));
-    CHECK(header_refused("{\"layer.x\":{\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "layer.x has no dtype"));
+    CHECK(header_refused("{\"layer.x\":{\"dtype\":\"F99\",\"shape\":[2],\"data_offsets\":[0,8]}}",
+                         8, "layer.x has the unknown dtype \"F99\""));
+    CHECK(header_refused("{\"layer.x\":{\"dtype\":\"\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8,
+                         "layer.x has the unknown dtype \"\""));
+    CHECK(header_refused("{\"layer.x\":{\"dtype\":\"f32\",\"shape\":[2],\"data_offsets\":[0,8]}}",
+                         8, "unknown dtype"));
+    CHECK(header_refused("{\"layer.x\":{\"dtype\":3,\"shape\":[2],\"data_offsets\":[0,8]}}", 8,
+                         "layer.x has no dtype"));
+    CHECK(header_refused("{\"layer.x\":{\"shape\":[2],\"data_offsets\":[0,8]}}", 8,
+                         "layer.x has no dtype"));
 }
 
 TEST(safetensors_ckp_26_trailing_bytes)
@@ -184,7 +220,8 @@ TEST(safetensors_file_that_shrinks_after_open)
 {
     struct st_file *f;
     struct stk_error err = { 0 };
-    const char *path = temp_safetensors(temp_path("shrinks.safetensors"), "{" F32_AT("x", "200", "0", "800") "}", 800);
+    const char *path = temp_safetensors(temp_path("shrinks.safetensors"),
+                                        "{" F32_AT("x", "200", "0", "800") "}", 800);
     CHECK_OK(st_open(path, &f, &err), &err);
     CHECK(truncate(path, 500) == 0);
     char buf[800];
@@ -192,7 +229,7 @@ TEST(safetensors_file_that_shrinks_after_open)
     st_close(f);
 }
 
-/* --- sets ---------------------------------------------------------------------------------------------------------- */
+/* --- sets ------------------------------------------------------------------------------------- */
 
 static bool set_refused(const char *folder, const char *part)
 {
@@ -211,8 +248,10 @@ static const char *make_shards(const char *folder, const char *index)
     STK_ASSERT(sys_mkdirs(folder) == 0);
     for (int i = 1; i <= 3; i++) {
         char header[200];
-        snprintf(header, sizeof header, "{\"t%d.a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},"
-                 "\"t%d.b\":{\"dtype\":\"BF16\",\"shape\":[%d],\"data_offsets\":[8,%d]}}", i, i, i, 8 + 2 * i);
+        snprintf(header, sizeof header,
+                 "{\"t%d.a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},"
+                 "\"t%d.b\":{\"dtype\":\"BF16\",\"shape\":[%d],\"data_offsets\":[8,%d]}}",
+                 i, i, i, 8 + 2 * i);
         char path[500];
         snprintf(path, sizeof path, "%s/model-0000%d-of-00003.safetensors", folder, i);
         temp_safetensors(path, header, (size_t)(8 + 2 * i));
@@ -223,8 +262,11 @@ static const char *make_shards(const char *folder, const char *index)
     return folder;
 }
 
-#define IN(t, n) "\"t" #t ".a\":\"model-0000" #n "-of-00003.safetensors\",\"t" #t ".b\":\"model-0000" #n "-of-00003.safetensors\""
-static const char good_index[] = "{\"metadata\":{\"total_size\":36},\"weight_map\":{" IN(3, 3) "," IN(1, 1) "," IN(2, 2) "}}";
+#define IN(t, n)                                                                            \
+    "\"t" #t ".a\":\"model-0000" #n "-of-00003.safetensors\",\"t" #t ".b\":\"model-0000" #n \
+    "-of-00003.safetensors\""
+static const char good_index[] =
+    "{\"metadata\":{\"total_size\":36},\"weight_map\":{" IN(3, 3) "," IN(1, 1) "," IN(2, 2) "}}";
 
 TEST(safetensors_set_reads_shards)
 {
@@ -270,18 +312,31 @@ TEST(safetensors_set_ckp_29_stale_index)
     struct stk_error err = { 0 };
     CHECK_OK(st_set_open(folder, &s, &err), &err);
     st_set_close(s);
-    /* Index says another shard, names a tensor that is nowhere, leaves one out, has more files than there are. */
-    CHECK(set_refused(make_shards(folder, "{\"weight_map\":{" IN(1, 1) "," IN(2, 3) "," IN(3, 2) "}}"), "the index is of other files"));
-    CHECK(set_refused(make_shards(folder, "{\"weight_map\":{" IN(1, 1) "," IN(2, 2) "," IN(3, 3) "," IN(4, 3) "}}"), "t4.a is in"));
-    CHECK(set_refused(make_shards(folder, "{\"weight_map\":{" IN(1, 1) "," IN(2, 2) ",\"t3.a\":\"model-00003-of-00003.safetensors\"}}"), "holds t3.b, which"));
-    CHECK(set_refused(make_shards(folder, "{\"weight_map\":{" IN(1, 1) "," IN(2, 2) "," IN(3, 3) "," IN(4, 4) "," IN(5, 5) "}}"), "2 of the 5 files"));
-    CHECK(set_refused(make_shards(folder, "{\"weight_map\":{\"t1.a\":\"../outside.safetensors\"}}"), "in the same folder"));
+    /* Index says another shard, names a tensor that is nowhere, leaves one out, has more files
+     * than there are. */
+    CHECK(set_refused(
+        make_shards(folder, "{\"weight_map\":{" IN(1, 1) "," IN(2, 3) "," IN(3, 2) "}}"),
+        "the index is of other files"));
+    CHECK(set_refused(make_shards(folder, "{\"weight_map\":{" IN(1, 1) "," IN(2, 2) "," IN(
+                                              3, 3) "," IN(4, 3) "}}"),
+                      "t4.a is in"));
+    CHECK(set_refused(
+        make_shards(folder, "{\"weight_map\":{" IN(1, 1) "," IN(
+                                2, 2) ",\"t3.a\":\"model-00003-of-00003.safetensors\"}}"),
+        "holds t3.b, which"));
+    CHECK(set_refused(make_shards(folder, "{\"weight_map\":{" IN(1, 1) "," IN(2, 2) "," IN(
+                                              3, 3) "," IN(4, 4) "," IN(5, 5) "}}"),
+                      "2 of the 5 files"));
+    CHECK(set_refused(make_shards(folder, "{\"weight_map\":{\"t1.a\":\"../outside.safetensors\"}}"),
+                      "in the same folder"));
     CHECK(set_refused(make_shards(folder, "{\"weight_map\":{\"t1.a\":7}}"), "in the same folder"));
     CHECK(set_refused(make_shards(folder, "{\"weight_map\":[]}"), "has no weight_map"));
     CHECK(set_refused(make_shards(folder, "{}"), "has no weight_map"));
-    CHECK(set_refused(make_shards(folder, "{\"weight_map\":{" IN(1, 1) "," IN(1, 2) "}}"), "duplicate"));
+    CHECK(set_refused(make_shards(folder, "{\"weight_map\":{" IN(1, 1) "," IN(1, 2) "}}"),
+                      "duplicate"));
     CHECK(set_refused(make_shards(folder, ""), "is empty"));
-    CHECK(set_refused(make_shards(folder, "version https://git-lfs.github.com/spec/v1"), "Git LFS pointer"));
+    CHECK(set_refused(make_shards(folder, "version https://git-lfs.github.com/spec/v1"),
+                      "Git LFS pointer"));
 }
 
 TEST(safetensors_set_same_name_twice)
@@ -289,7 +344,8 @@ TEST(safetensors_set_same_name_twice)
     const char *folder = make_shards(temp_path("shards"), good_index);
     char path[500];
     snprintf(path, sizeof path, "%s/model-00002-of-00003.safetensors", folder);
-    temp_safetensors(path, "{" F32_AT("t1.a", "2", "0", "8") "," F32_AT("t2.b", "1", "8", "12") "}", 12);
+    temp_safetensors(path, "{" F32_AT("t1.a", "2", "0", "8") "," F32_AT("t2.b", "1", "8", "12") "}",
+                     12);
     CHECK(set_refused(folder, "t1.a is in two files"));
 }
 
@@ -305,7 +361,7 @@ TEST(safetensors_set_without_model)
     CHECK(set_refused(folder, "there is pytorch_model.bin"));
 }
 
-/* --- writer -------------------------------------------------------------------------------------------------------- */
+/* --- writer ----------------------------------------------------------------------------------- */
 
 TEST(safetensors_writer_refuses_holes)
 {
@@ -327,6 +383,23 @@ TEST(safetensors_writer_refuses_holes)
     CHECK(!temp_exists(path) && !temp_exists(temp_path("holes.safetensors.partial")));
 }
 
+TEST(safetensors_writer_refuses_an_unwritten_end)
+{
+    struct st_writer *w;
+    uint32_t i;
+    char data[16] = { 0 };
+    for (uint64_t size = 0; size <= 16; size += 8) {
+        struct stk_error err = { 0 };
+        const char *path = temp_path("end.safetensors");
+        CHECK_OK(st_writer_new(path, NULL, &w, &err), &err);
+        CHECK_OK(st_writer_declare(w, "x", ST_F32, 1, (uint64_t[]){ 4 }, &i, &err), &err);
+        CHECK_OK(st_writer_begin(w, &err), &err);
+        CHECK_OK(st_writer_write(w, i, 0, data, size, &err), &err);
+        CHECK(st_writer_finish(w, &err) == (size == 16 ? STK_OK : STK_ERR_STATE));
+        CHECK(temp_exists(path) == (size == 16));
+    }
+}
+
 TEST(safetensors_writer_refuses_names)
 {
     struct stk_error err = { 0 };
@@ -336,7 +409,8 @@ TEST(safetensors_writer_refuses_names)
     CHECK(st_writer_declare(w, "", ST_F32, 0, NULL, &i, NULL) == STK_ERR_CONFIG);
     CHECK(st_writer_declare(w, "__metadata__", ST_F32, 0, NULL, &i, NULL) == STK_ERR_CONFIG);
     CHECK(st_writer_declare(w, "\xff", ST_F32, 0, NULL, &i, NULL) == STK_ERR_CONFIG);
-    CHECK(st_writer_declare(w, "x", ST_F32, 2, (uint64_t[]){ 1ull << 40, 1ull << 40 }, &i, NULL) == STK_ERR_CONFIG);
+    CHECK(st_writer_declare(w, "x", ST_F32, 2, (uint64_t[]){ 1ull << 40, 1ull << 40 }, &i, NULL) ==
+          STK_ERR_CONFIG);
     CHECK_OK(st_writer_declare(w, "x", ST_F32, 0, NULL, &i, &err), &err);
     CHECK_OK(st_writer_declare(w, "x", ST_F32, 0, NULL, &i, &err), &err);
     CHECK(st_writer_begin(w, &err) == STK_ERR_CONFIG && strstr(err.text, "declared twice"));
@@ -369,8 +443,10 @@ TEST(safetensors_writer_ckp_37_disk_full_at_begin)
 
 TEST(safetensors_writer_ckp_16_every_failing_call)
 {
-    static const enum sys_call kinds[] = { SYS_ALLOC, SYS_OPEN, SYS_WRITE, SYS_FSYNC, SYS_RENAME, SYS_ALLOCATE };
-    const char *path = temp_path("faults.safetensors"), *partial = temp_path("faults.safetensors.partial");
+    static const enum sys_call kinds[] = { SYS_ALLOC, SYS_OPEN,   SYS_WRITE,
+                                           SYS_FSYNC, SYS_RENAME, SYS_ALLOCATE };
+    const char *path = temp_path("faults.safetensors"),
+               *partial = temp_path("faults.safetensors.partial");
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         bool done = false;
         for (uint64_t k = 1; !done && k < 1000; k++) {
@@ -385,7 +461,8 @@ TEST(safetensors_writer_ckp_16_every_failing_call)
             CHECK(sys_alloc_bytes() == before);
             struct st_file *f;
             if (!temp_exists(path)) continue;
-            CHECK_OK(st_open(path, &f, &err), &err); /* only a failed flush of the folder leaves one, and it is whole */
+            /* only a failed flush of the folder leaves one, and it is whole */
+            CHECK_OK(st_open(path, &f, &err), &err);
             st_close(f);
         }
         CHECK(done);
@@ -423,11 +500,16 @@ TEST(safetensors_python_reads_ours)
     const char *path = temp_path("python.safetensors");
     CHECK_OK(write_sample(path, &err), &err);
     char command[900];
-    if (system("python3 -c 'import safetensors, numpy' 2>/dev/null") != 0) SKIP("python3 has no safetensors with numpy");
+    if (system("python3 -c 'import safetensors, numpy' 2>/dev/null") != 0)
+        SKIP("python3 has no safetensors with numpy");
     snprintf(command, sizeof command,
-             "python3 -c 'import sys; from safetensors import safe_open; f = safe_open(sys.argv[1], \"numpy\"); "
-             "a = f.get_tensor(\"floats\"); b = f.get_tensor(\"bytes\"); assert a.tolist() == [1.5, -2.5, 3.5, 0.0]; "
-             "assert b.tolist() == [1, 2, 3, 4, 5]; assert f.metadata()[\"format\"] == \"pt\"; assert len(f.keys()) == 4' '%s'", path);
+             "python3 -c 'import sys; from safetensors import safe_open; f = "
+             "safe_open(sys.argv[1], \"numpy\"); "
+             "a = f.get_tensor(\"floats\"); b = f.get_tensor(\"bytes\"); assert a.tolist() == "
+             "[1.5, -2.5, 3.5, 0.0]; "
+             "assert b.tolist() == [1, 2, 3, 4, 5]; assert f.metadata()[\"format\"] == \"pt\"; "
+             "assert len(f.keys()) == 4' '%s'",
+             path);
     CHECK(system(command) == 0);
 }
 

@@ -1,4 +1,5 @@
-/* tests/formats/test_tokens.c - token files, windows, targets, documents, and the order of windows. Against a plain model of the rules. */
+/* tests/formats/test_tokens.c - token files, windows, targets, documents, and the order of
+ * windows. Against a plain model of the rules. */
 #include "tests/test.h"
 
 #include "base/rng.h"
@@ -21,7 +22,8 @@ struct sample {
 
 static void add_raw(unsigned char *out, uint64_t i, uint32_t width, int64_t v)
 {
-    for (uint32_t b = 0; b < width; b++) out[i * width + b] = (unsigned char)((uint64_t)v >> (8 * b));
+    for (uint32_t b = 0; b < width; b++)
+        out[i * width + b] = (unsigned char)((uint64_t)v >> (8 * b));
 }
 
 static stk_status write_sample(const char *path, const struct sample *s, struct stk_error *err)
@@ -34,7 +36,8 @@ static stk_status write_sample(const char *path, const struct sample *s, struct 
     STK_TRY(st_writer_new(path, NULL, &w, err));
     STK_TRY(st_writer_declare(w, "input_ids", s->dtype, 1, &s->n, &a, err));
     if (s->has_mask) STK_TRY(st_writer_declare(w, "loss_mask", ST_U8, 1, &s->n, &b, err));
-    if (s->documents) STK_TRY(st_writer_declare(w, "document_offsets", ST_I64, 1, &s->documents, &c, err));
+    if (s->documents)
+        STK_TRY(st_writer_declare(w, "document_offsets", ST_I64, 1, &s->documents, &c, err));
     STK_TRY(st_writer_begin(w, err));
     STK_TRY(st_writer_write(w, a, 0, ids, s->n * st_dtype_bytes(s->dtype), err));
     if (s->has_mask) STK_TRY(st_writer_write(w, b, 0, s->mask, s->n, err));
@@ -77,13 +80,15 @@ static void fill(struct rng *r, enum st_dtype dtype, uint64_t n, uint64_t docume
     for (uint64_t i = 0; i < n; i++) {
         sample.ids[i] = (int64_t)rng_below(r, 100);
         sample.mask[i] = rng_below(r, 4) != 0;
-        if (document_mean && (i == 0 || rng_below(r, document_mean) == 0)) sample.offsets[sample.documents++] = (int64_t)i;
+        if (document_mean && (i == 0 || rng_below(r, document_mean) == 0))
+            sample.offsets[sample.documents++] = (int64_t)i;
     }
 }
 
 TEST(tokens_windows_of_every_integer_type)
 {
-    static const enum st_dtype types[] = { ST_U8, ST_I8, ST_U16, ST_I16, ST_U32, ST_I32, ST_U64, ST_I64 };
+    static const enum st_dtype types[] = { ST_U8,  ST_I8,  ST_U16, ST_I16,
+                                           ST_U32, ST_I32, ST_U64, ST_I64 };
     struct rng r;
     rng_seed(&r, test_seed());
     uint64_t hash = 0;
@@ -134,7 +139,8 @@ TEST(tokens_many_documents)
     uint8_t *ids = calloc(N, 1);
     uint64_t *offsets = calloc(N / 2, 8);
     for (uint64_t i = 0; i < N; i++) ids[i] = (uint8_t)(i % 251);
-    for (uint64_t i = 0; i < documents; i++) offsets[i] = 2 * i - (i % 3 == 1); /* 0 1 4 6 7 10 ... */
+    /* 0 1 4 6 7 10 ... */
+    for (uint64_t i = 0; i < documents; i++) offsets[i] = 2 * i - (i % 3 == 1);
     const char *path = temp_path("many.safetensors");
     CHECK_OK(st_writer_new(path, NULL, &w, &err), &err);
     CHECK_OK(st_writer_declare(w, "input_ids", ST_U8, 1, &n, &a, &err), &err);
@@ -173,16 +179,20 @@ TEST(tokens_plain_bin)
     uint64_t n;
     CHECK(tokens_count(t) == 5 && tokens_windows(t, 2) == 2);
     CHECK_OK(tokens_window(t, 2, 1, ids, targets, position, first, &n, &err), &err);
-    CHECK(ids[0] == 65535 && ids[1] == 7 && targets[0] == 7 && targets[1] == -1 && position[1] == 1 && first[1] == 0 && n == 1);
+    CHECK(ids[0] == 65535 && ids[1] == 7 && targets[0] == 7 && targets[1] == -1 &&
+          position[1] == 1 && first[1] == 0 && n == 1);
     CHECK_OK(tokens_check_seq(t, 5, &err), &err);
-    CHECK(tokens_check_seq(t, 6, &err) == STK_ERR_CONFIG && strstr(err.text, "holds 5 tokens, fewer than one sequence of 6"));
-    CHECK(tokens_check_seq(t, 1, NULL) == STK_ERR_CONFIG && tokens_check_seq(t, 0, NULL) == STK_ERR_CONFIG);
+    CHECK(tokens_check_seq(t, 6, &err) == STK_ERR_CONFIG &&
+          strstr(err.text, "holds 5 tokens, fewer than one sequence of 6"));
+    CHECK(tokens_check_seq(t, 1, NULL) == STK_ERR_CONFIG &&
+          tokens_check_seq(t, 0, NULL) == STK_ERR_CONFIG);
     CHECK(truncate(path, 4) == 0);
     stk_error_clear(&err);
     CHECK(tokens_window(t, 2, 1, ids, targets, position, first, &n, &err) == STK_ERR_CORRUPT);
     tokens_close(t);
     stk_error_clear(&err);
-    CHECK(tokens_open(temp_write(temp_path("a.bin"), bytes, sizeof bytes), 65535, &t, &err) == STK_ERR_FORMAT);
+    CHECK(tokens_open(temp_write(temp_path("a.bin"), bytes, sizeof bytes), 65535, &t, &err) ==
+          STK_ERR_FORMAT);
     CHECK(strstr(err.text, "token 2 has the id 65535; ids from 0 to 65534") != NULL);
 }
 
@@ -211,7 +221,8 @@ TEST(tokens_bad_ids)
     rng_seed(&r, test_seed());
     fill(&r, ST_I32, 500, 0, false);
     sample.ids[321] = 100;
-    CHECK(sample_refused(100, "token 321 has the id 100; ids from 0 to 99 were expected (the model's vocabulary)"));
+    CHECK(sample_refused(
+        100, "token 321 has the id 100; ids from 0 to 99 were expected (the model's vocabulary)"));
     sample.ids[321] = -1;
     CHECK(sample_refused(100, "token 321 has the id -1"));
     CHECK(sample_refused(0, "token 321 has the id -1"));
@@ -229,27 +240,49 @@ TEST(tokens_bad_ids)
 
 TEST(tokens_bad_structure)
 {
-#define TENSOR(name, dtype, n, a, b) "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":[" n "],\"data_offsets\":[" a "," b "]}"
+#define TENSOR(name, dtype, n, a, b) \
+    "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":[" n "],\"data_offsets\":[" a "," b "]}"
     const char *path = temp_path("bad.safetensors");
-    CHECK(refused(temp_safetensors(path, "{" TENSOR("input_ids", "U16", "0", "0", "0") "}", 0), 0, "holds no tokens"));
+    CHECK(refused(temp_safetensors(path, "{" TENSOR("input_ids", "U16", "0", "0", "0") "}", 0), 0,
+                  "holds no tokens"));
     CHECK(refused(temp_write(temp_path("empty.bin"), "", 0), 0, "holds no tokens"));
     CHECK(refused(temp_write(temp_path("odd.bin"), "abc", 3), 0, "an odd number"));
     CHECK(refused(temp_path("absent.bin"), 0, "cannot open"));
     CHECK(refused(temp_safetensors(path, "{}", 0), 0, "has no tensor input_ids"));
-    CHECK(refused(temp_safetensors(path, "{" TENSOR("tokens", "U16", "2", "0", "4") "}", 4), 0, "holds the tensor tokens"));
-    CHECK(refused(temp_safetensors(path, "{" TENSOR("input_ids", "F32", "1", "0", "4") "}", 4), 0, "input_ids has dtype F32"));
-    CHECK(refused(temp_safetensors(path, "{" TENSOR("input_ids", "U16", "1,2", "0", "4") "}", 4), 0, "2 dimensions"));
-    CHECK(refused(temp_safetensors(path, "{" TENSOR("input_ids", "U16", "2", "0", "4") "," TENSOR("loss_mask", "U8", "3", "4", "7") "}", 7), 0,
-                  "loss_mask has 3 entries, input_ids 2"));
-    CHECK(refused(temp_safetensors(path, "{" TENSOR("input_ids", "U16", "2", "0", "4") "," TENSOR("loss_mask", "U16", "2", "4", "8") "}", 8), 0,
-                  "loss_mask has dtype U16"));
-    CHECK(refused(temp_safetensors(path, "{" TENSOR("input_ids", "U16", "2", "0", "4") "," TENSOR("loss_mask", "U8", "2", "4", "6") "}", 6), 0,
-                  "loss_mask of token 0 is 90"));
-    CHECK(refused(temp_safetensors(path, "{" TENSOR("input_ids", "U16", "2", "0", "4") "," TENSOR("document_offsets", "I32", "1", "4", "8") "}", 8), 0,
-                  "document_offsets has dtype I32"));
-    CHECK(refused(temp_safetensors(path, "{" TENSOR("input_ids", "U16", "2", "0", "4") "," TENSOR("document_offsets", "I64", "0", "4", "4") "}", 4), 0,
-                  "document_offsets is empty"));
-    CHECK(refused(temp_text(temp_path("lfs.safetensors"), "version https://git-lfs.github.com/spec/v1\n"), 0, "Git LFS"));
+    CHECK(refused(temp_safetensors(path, "{" TENSOR("tokens", "U16", "2", "0", "4") "}", 4), 0,
+                  "holds the tensor tokens"));
+    CHECK(refused(temp_safetensors(path, "{" TENSOR("input_ids", "F32", "1", "0", "4") "}", 4), 0,
+                  "input_ids has dtype F32"));
+    CHECK(refused(temp_safetensors(path, "{" TENSOR("input_ids", "U16", "1,2", "0", "4") "}", 4), 0,
+                  "2 dimensions"));
+    CHECK(refused(temp_safetensors(path,
+                                   "{" TENSOR("input_ids", "U16", "2", "0",
+                                              "4") "," TENSOR("loss_mask", "U8", "3", "4", "7") "}",
+                                   7),
+                  0, "loss_mask has 3 entries, input_ids 2"));
+    CHECK(refused(temp_safetensors(path,
+                                   "{" TENSOR("input_ids", "U16", "2", "0", "4") "," TENSOR(
+                                       "loss_mask", "U16", "2", "4", "8") "}",
+                                   8),
+                  0, "loss_mask has dtype U16"));
+    CHECK(refused(temp_safetensors(path,
+                                   "{" TENSOR("input_ids", "U16", "2", "0",
+                                              "4") "," TENSOR("loss_mask", "U8", "2", "4", "6") "}",
+                                   6),
+                  0, "loss_mask of token 0 is 90"));
+    CHECK(refused(temp_safetensors(path,
+                                   "{" TENSOR("input_ids", "U16", "2", "0", "4") "," TENSOR(
+                                       "document_offsets", "I32", "1", "4", "8") "}",
+                                   8),
+                  0, "document_offsets has dtype I32"));
+    CHECK(refused(temp_safetensors(path,
+                                   "{" TENSOR("input_ids", "U16", "2", "0", "4") "," TENSOR(
+                                       "document_offsets", "I64", "0", "4", "4") "}",
+                                   4),
+                  0, "document_offsets is empty"));
+    CHECK(refused(
+        temp_text(temp_path("lfs.safetensors"), "version https://git-lfs.github.com/spec/v1\n"), 0,
+        "Git LFS"));
 }
 
 TEST(tokens_bad_documents)
@@ -308,7 +341,8 @@ TEST(tokens_every_failing_call)
             stk_error_clear(&err);
             sys_fault_arm(kinds[i], k, 1, kinds[i] == SYS_ALLOC ? ENOMEM : EIO);
             stk_status status = tokens_open(path, 100, &t, &err);
-            if (status == STK_OK) status = tokens_window(t, 50, 3, v[0], v[1], v[2], v[3], NULL, &err);
+            if (status == STK_OK)
+                status = tokens_window(t, 50, 3, v[0], v[1], v[2], v[3], NULL, &err);
             done = sys_fault_seen(kinds[i]) < k;
             sys_fault_arm(kinds[i], 0, 0, 0);
             CHECK(done == (status == STK_OK));
@@ -373,12 +407,18 @@ TEST(token_order_is_a_shuffle_per_epoch)
 
 TEST(tokens_golden_files_open)
 {
-    static const struct { const char *name; uint32_t vocab; } cases[] = { { "llama_docs_mask_old", 0 }, { "mistral_window_docs_mask_new", 0 }, { "qwen2_window_layers_new", 61 } };
+    static const struct {
+        const char *name;
+        uint32_t vocab;
+    } cases[] = { { "llama_docs_mask_old", 0 },
+                  { "mistral_window_docs_mask_new", 0 },
+                  { "qwen2_window_layers_new", 61 } };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char path[600];
         struct stk_error err = { 0 };
         struct tokens *t;
-        snprintf(path, sizeof path, "%s/tests/golden/%s/data.safetensors", SOURCE_ROOT, cases[i].name);
+        snprintf(path, sizeof path, "%s/tests/golden/%s/data.safetensors", SOURCE_ROOT,
+                 cases[i].name);
         CHECK_OK(tokens_open(path, cases[i].vocab, &t, &err), &err);
         CHECK(tokens_count(t) > 0);
         tokens_close(t);

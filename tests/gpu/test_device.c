@@ -1,15 +1,21 @@
-/* tests/gpu/test_device.c - opening, memory, the discrete checks, poison, prepare mode, modelled time, casts, local collectives. */
+/* tests/gpu/test_device.c - opening, memory, the discrete checks, poison, prepare mode, modelled
+ * time, casts, local collectives. */
 #include "tests/test.h"
 #include "tests/gpu/kern_test.h"
 #include "tests/gpu/dev_test.h"
 
+#include "base/sys.h"
 #include "gpu/coll.h"
+#include <errno.h>
 
 TEST_MAIN()
 
 static struct dev_cfg discrete(uint64_t memory_bytes)
 {
-    return (struct dev_cfg){ .kind = DEV_HOST_DISCRETE, .memory_bytes = memory_bytes, .matmul = DEV_MATMUL_F32, .poison = true,
+    return (struct dev_cfg){ .kind = DEV_HOST_DISCRETE,
+                             .memory_bytes = memory_bytes,
+                             .matmul = DEV_MATMUL_F32,
+                             .poison = true,
                              .seed = test_seed() };
 }
 
@@ -17,17 +23,24 @@ TEST(device_caps_and_numerics_key)
 {
     struct rig r;
     struct dev_caps c;
-    CHECK_OK(rig_open(&r, EXEC_THREADS, (struct dev_cfg){ .kind = DEV_HOST, .matmul = DEV_MATMUL_AUTO, .compute_threads = 1 }), &r.err);
+    CHECK_OK(rig_open(&r, EXEC_THREADS,
+                      (struct dev_cfg){
+                          .kind = DEV_HOST, .matmul = DEV_MATMUL_AUTO, .compute_threads = 1 }),
+             &r.err);
     dev_caps_read(r.d, &c);
     printf("# %s, %.1f GFLOP/s\n", c.numerics, c.matmul_flops_per_s / 1e9);
-    CHECK(c.kind == DEV_HOST && c.host_in_place && !c.modelled_time && c.memory_bytes == UINT64_MAX && c.compute_threads == 1);
+    CHECK(c.kind == DEV_HOST && c.host_in_place && !c.modelled_time &&
+          c.memory_bytes == UINT64_MAX && c.compute_threads == 1);
     CHECK(c.matmul == DEV_MATMUL_F32 || c.matmul == DEV_MATMUL_BF16);
     CHECK(c.matmul_flops_per_s > 0);
-    CHECK(strstr(c.numerics, c.matmul == DEV_MATMUL_BF16 ? ";matmul=bf16;threads=1;" : ";matmul=f32;threads=1;"));
+    CHECK(strstr(c.numerics, c.matmul == DEV_MATMUL_BF16 ? ";matmul=bf16;threads=1;"
+                                                         : ";matmul=f32;threads=1;"));
     rig_close(&r);
-    CHECK_OK(rig_open(&r, EXEC_SIM, (struct dev_cfg){ .kind = DEV_SIM, .memory_bytes = 4096 }), &r.err);
+    CHECK_OK(rig_open(&r, EXEC_SIM, (struct dev_cfg){ .kind = DEV_SIM, .memory_bytes = 4096 }),
+             &r.err);
     dev_caps_read(r.d, &c);
-    CHECK(c.matmul == DEV_MATMUL_F32 && c.modelled_time && !c.host_in_place && strcmp(c.name, "sim") == 0);
+    CHECK(c.matmul == DEV_MATMUL_F32 && c.modelled_time && !c.host_in_place &&
+          strcmp(c.name, "sim") == 0);
     rig_close(&r);
 }
 
@@ -53,7 +66,8 @@ TEST(device_arena_is_capped_and_poisoned)
     struct rig r;
     void *arena, *again;
     CHECK_OK(rig_open(&r, EXEC_THREADS, discrete(1 << 16)), &r.err);
-    CHECK(dev_reserve(r.d, (1 << 16) + 1, &arena, &r.err) == STK_ERR_NOMEM && strstr(r.err.text, "65537"));
+    CHECK(dev_reserve(r.d, (1 << 16) + 1, &arena, &r.err) == STK_ERR_NOMEM &&
+          strstr(r.err.text, "65537"));
     stk_error_clear(&r.err);
     CHECK(dev_reserve(r.d, 0, &arena, &r.err) == STK_ERR_CONFIG);
     stk_error_clear(&r.err);
@@ -65,54 +79,105 @@ TEST(device_arena_is_capped_and_poisoned)
     rig_close(&r);
 }
 
-/* A round trip through the arena, then each wrong side of each operand of a copy and of operations. */
+/* A discrete device with an arena, and an operation of each kind of operand on it. */
+struct discrete_rig {
+    struct rig r;
+    uint8_t *arena;
+    float host[256], back[256];
+    double loss;
+    struct ops_linear l;
+    struct ops_head h;
+};
+
+static void discrete_open(struct discrete_rig *g)
+{
+    void *p;
+    for (int i = 0; i < 256; i++) g->host[i] = (float)i;
+    CHECK_OK(rig_open(&g->r, EXEC_THREADS, discrete(1 << 16)), &g->r.err);
+    CHECK_OK(dev_reserve(g->r.d, 1 << 16, &p, &g->r.err), &g->r.err);
+    uint8_t *arena = g->arena = p;
+    g->loss = 0;
+    g->l = (struct ops_linear){ .rows = 4, .in = 4, .out = 4, .at = OPS_F32, .pt = OPS_BF16 };
+    g->l.x = arena;
+    g->l.w = arena + 1024;
+    g->l.y = arena + 2048;
+    g->l.scratch = (struct ops_scratch){ arena + 8192, 32768 };
+    g->h = (struct ops_head){ .tokens = 2, .hidden = 4, .vocab = 4, .at = OPS_F32, .pt = OPS_BF16 };
+    g->h.x = arena;
+    g->h.w = arena + 1024;
+    g->h.targets = (int32_t *)(void *)(arena + 3072);
+    g->h.loss_sum = &g->loss;
+    g->h.scratch = g->l.scratch;
+}
+
+/* Everything on its right side: a round trip of bytes, zero weights, the loss of equal logits. */
+static stk_status discrete_use(struct discrete_rig *g)
+{
+    struct dev_stream *s = g->r.s;
+    struct stk_error *err = &g->r.err;
+    STK_TRY(dev_copy(s, g->arena, g->host, sizeof g->host, DEV_TO_DEVICE, err));
+    STK_TRY(dev_zero(s, g->arena + 1024, 7168, err));
+    STK_TRY(dev_copy(s, g->arena + 4096, g->arena, sizeof g->host, DEV_ON_DEVICE, err));
+    STK_TRY(dev_copy(s, g->back, g->arena + 4096, sizeof g->back, DEV_TO_HOST, err));
+    STK_TRY(ops_linear_forward(s, &g->l, err));
+    STK_TRY(ops_head_forward(s, &g->h, err));
+    return dev_sync(s, err);
+}
+
+/* The n-th misuse; returns how its error must begin, NULL when there are no more. */
+static const char *discrete_misuse(struct discrete_rig *g, int n)
+{
+    struct dev_stream *s = g->r.s;
+    switch (n) {
+    case 0:
+        dev_copy(s, g->host, g->back, 16, DEV_TO_DEVICE, NULL);
+        return "copy: operand destination";
+    case 1:
+        dev_copy(s, g->arena, g->arena + 512, 16, DEV_TO_DEVICE, NULL);
+        return "copy: operand source";
+    case 2:
+        dev_copy(s, g->arena + 64, g->arena, 16, DEV_TO_HOST, NULL);
+        return "copy: operand dest";
+    case 3:
+        dev_copy(s, g->arena + (1 << 16) - 8, g->host, 16, DEV_TO_DEVICE, NULL);
+        return "copy: operand destination";
+    case 4: dev_zero(s, g->back, 16, NULL); return "zero: operand destination";
+    case 5:
+        g->l.w = g->host;
+        ops_linear_forward(s, &g->l, NULL);
+        return "linear_forward: operand w";
+    case 6:
+        g->l.scratch.base = g->host;
+        ops_linear_forward(s, &g->l, NULL);
+        return "linear_forward: operand scratch";
+    case 7:
+        g->h.loss_sum = (double *)(void *)g->arena;
+        ops_head_forward(s, &g->h, NULL);
+        return "head_forward: operand loss_sum";
+    default: return NULL;
+    }
+}
+
 TEST(device_discrete_copies_and_checks)
 {
-    float host[256], back[256];
-    for (int i = 0; i < 256; i++) host[i] = (float)i;
-    enum { WRONG = 8 };
-    for (int wrong = -1; wrong < WRONG; wrong++) {
-        struct rig r;
-        void *p;
-        CHECK_OK(rig_open(&r, EXEC_THREADS, discrete(1 << 16)), &r.err);
-        CHECK_OK(dev_reserve(r.d, 1 << 16, &p, &r.err), &r.err);
-        uint8_t *arena = p;
-        double loss = 0;
-        struct ops_linear l = { .rows = 4, .in = 4, .out = 4, .at = OPS_F32, .pt = OPS_BF16, .x = arena, .w = arena + 1024,
-                                .y = arena + 2048, .scratch = { arena + 8192, 32768 } };
-        struct ops_head h = { .tokens = 2, .hidden = 4, .vocab = 4, .at = OPS_F32, .pt = OPS_BF16, .x = arena, .w = arena + 1024,
-                              .targets = (int32_t *)(void *)(arena + 3072), .loss_sum = &loss, .scratch = { arena + 8192, 32768 } };
-        stk_status st = dev_copy(r.s, arena, host, sizeof host, DEV_TO_DEVICE, &r.err);
-        if (st == STK_OK) st = dev_zero(r.s, arena + 1024, 7168, &r.err);
-        if (st == STK_OK) st = dev_copy(r.s, arena + 4096, arena, sizeof host, DEV_ON_DEVICE, &r.err);
-        if (st == STK_OK) st = dev_copy(r.s, back, arena + 4096, sizeof back, DEV_TO_HOST, &r.err);
-        if (st == STK_OK) st = ops_linear_forward(r.s, &l, &r.err);
-        if (st == STK_OK) st = ops_head_forward(r.s, &h, &r.err);
-        CHECK_OK(st, &r.err);
-        CHECK_OK(dev_sync(r.s, &r.err), &r.err);
-        CHECK(memcmp(host, back, sizeof host) == 0 && loss == 2 * log(4.0));
-        const char *named = "";
-        switch (wrong) {
-        case 0: dev_copy(r.s, host, back, 16, DEV_TO_DEVICE, &r.err); named = "copy: operand destination"; break;
-        case 1: dev_copy(r.s, arena, arena + 512, 16, DEV_TO_DEVICE, &r.err); named = "copy: operand source"; break;
-        case 2: dev_copy(r.s, arena + 64, arena, 16, DEV_TO_HOST, &r.err); named = "copy: operand destination"; break;
-        case 3: dev_copy(r.s, arena + (1 << 16) - 8, host, 16, DEV_TO_DEVICE, &r.err); named = "copy: operand destination"; break;
-        case 4: dev_zero(r.s, back, 16, &r.err); named = "zero: operand destination"; break;
-        case 5: l.w = host; ops_linear_forward(r.s, &l, &r.err); named = "linear_forward: operand w"; break;
-        case 6: l.scratch.base = host; ops_linear_forward(r.s, &l, &r.err); named = "linear_forward: operand scratch"; break;
-        case 7: h.loss_sum = (double *)(void *)arena; ops_head_forward(r.s, &h, &r.err); named = "head_forward: operand loss_sum"; break;
-        default: break;
+    static struct discrete_rig g;
+    const char *named = "";
+    for (int n = 0; named; n++) {
+        discrete_open(&g);
+        CHECK_OK(discrete_use(&g), &g.r.err);
+        CHECK(memcmp(g.host, g.back, sizeof g.host) == 0 && g.loss == 2 * log(4.0));
+        named = discrete_misuse(&g, n);
+        if (named) {
+            CHECK(dev_sync(g.r.s, &g.r.err) == STK_ERR_DEVICE);
+            CHECK(strncmp(g.r.err.text, named, strlen(named)) == 0);
+            /* sticky: a good copy is skipped, its notification fires, the first error stays */
+            struct stk_error later = { 0 };
+            memset(g.back, 0, sizeof g.back);
+            CHECK(dev_copy(g.r.s, g.back, g.arena + 4096, 1024, DEV_TO_HOST, &later) == STK_OK);
+            CHECK(dev_sync(g.r.s, &later) == STK_ERR_DEVICE);
+            CHECK(strcmp(later.text, g.r.err.text) == 0 && g.back[5] == 0);
         }
-        if (wrong >= 0) {
-            CHECK(dev_sync(r.s, &r.err) == STK_ERR_DEVICE);
-            CHECK(strncmp(r.err.text, named, strlen(named)) == 0);
-            struct stk_error later = { 0 }; /* sticky: a good copy is skipped, its notification fires, the first error stays */
-            memset(back, 0, sizeof back);
-            CHECK(dev_copy(r.s, back, arena + 4096, sizeof back, DEV_TO_HOST, &later) == STK_OK);
-            CHECK(dev_sync(r.s, &later) == STK_ERR_DEVICE && strcmp(later.text, r.err.text) == 0);
-            CHECK(back[5] == 0);
-        }
-        rig_close(&r);
+        rig_close(&g.r);
     }
 }
 
@@ -132,8 +197,15 @@ TEST(device_discrete_and_in_place_same_bits)
         uint16_t *w = kt_random(OPS_BF16, 48 * 32, 1);
         CHECK_OK(dev_copy(r.s, arena, x, 64 * 32 * 4, DEV_TO_DEVICE, &r.err), &r.err);
         CHECK_OK(dev_copy(r.s, arena + 16384, w, 48 * 32 * 2, DEV_TO_DEVICE, &r.err), &r.err);
-        struct ops_linear l = { .rows = 64, .in = 32, .out = 48, .at = OPS_F32, .pt = OPS_BF16, .x = arena, .w = arena + 16384,
-                                .y = arena + 32768, .scratch = { arena + 65536, 65536 } };
+        struct ops_linear l = { .rows = 64,
+                                .in = 32,
+                                .out = 48,
+                                .at = OPS_F32,
+                                .pt = OPS_BF16,
+                                .x = arena,
+                                .w = arena + 16384,
+                                .y = arena + 32768,
+                                .scratch = { arena + 65536, 65536 } };
         CHECK_OK(ops_linear_forward(r.s, &l, &r.err), &r.err);
         CHECK_OK(dev_copy(r.s, y[kind], l.y, sizeof y[kind], DEV_TO_HOST, &r.err), &r.err);
         CHECK_OK(dev_sync(r.s, &r.err), &r.err);
@@ -169,15 +241,21 @@ TEST(device_prepare_mode_runs_nothing)
     rig_close(&r);
 }
 
-/* launch + bytes / rate for a copy, launch + flops / rate for a product; the notification comes after. */
+/* launch + bytes / rate for a copy, launch + flops / rate for a product; the notification comes
+ * after. */
 TEST(device_sim_models_time)
 {
-    struct dev_model m = { .flops_per_s = 1e9, .copy_in_bytes_per_s = 1e9, .copy_out_bytes_per_s = 5e8, .memory_bytes_per_s = 1e12,
+    struct dev_model m = { .flops_per_s = 1e9,
+                           .copy_in_bytes_per_s = 1e9,
+                           .copy_out_bytes_per_s = 5e8,
+                           .memory_bytes_per_s = 1e12,
                            .launch_ns = 1000 };
     struct rig r;
     void *p;
     static uint8_t host[4096];
-    CHECK_OK(rig_open(&r, EXEC_SIM, (struct dev_cfg){ .kind = DEV_SIM, .memory_bytes = 1 << 16, .model = &m }), &r.err);
+    CHECK_OK(rig_open(&r, EXEC_SIM,
+                      (struct dev_cfg){ .kind = DEV_SIM, .memory_bytes = 1 << 16, .model = &m }),
+             &r.err);
     CHECK_OK(dev_reserve(r.d, 1 << 16, &p, &r.err), &r.err);
     uint8_t *arena = p;
     CHECK_OK(dev_copy(r.s, arena, host, 4096, DEV_TO_DEVICE, &r.err), &r.err);
@@ -186,8 +264,15 @@ TEST(device_sim_models_time)
     CHECK_OK(dev_copy(r.s, host, arena, 4096, DEV_TO_HOST, &r.err), &r.err);
     CHECK_OK(dev_sync(r.s, &r.err), &r.err);
     CHECK(exec_now_ns(r.ex) == 5096 + 1000 + 8192);
-    struct ops_linear l = { .rows = 8, .in = 16, .out = 32, .at = OPS_F32, .pt = OPS_BF16, .x = arena, .w = arena + 1024,
-                            .y = arena + 4096, .scratch = { arena + 8192, 32768 } };
+    struct ops_linear l = { .rows = 8,
+                            .in = 16,
+                            .out = 32,
+                            .at = OPS_F32,
+                            .pt = OPS_BF16,
+                            .x = arena,
+                            .w = arena + 1024,
+                            .y = arena + 4096,
+                            .scratch = { arena + 8192, 32768 } };
     uint64_t before = exec_now_ns(r.ex);
     CHECK_OK(ops_linear_forward(r.s, &l, &r.err), &r.err);
     CHECK_OK(dev_sync(r.s, &r.err), &r.err);
@@ -202,13 +287,17 @@ TEST(device_grad_cast_and_acc_add)
     enum { N = 100003 };
     float *acc = kt_random(OPS_F32, N, 3), *sum = kt_copy(acc, N * 4);
     uint16_t *out = kt_alloc(N * 2), *ref = kt_alloc(N * 2);
-    CHECK_OK(rig_open(&r, EXEC_THREADS, (struct dev_cfg){ .kind = DEV_HOST, .matmul = DEV_MATMUL_F32 }), &r.err);
+    CHECK_OK(
+        rig_open(&r, EXEC_THREADS, (struct dev_cfg){ .kind = DEV_HOST, .matmul = DEV_MATMUL_F32 }),
+        &r.err);
     for (int fp16 = 0; fp16 < 2; fp16++) {
         struct ops_grad_cast g = { N, fp16 ? OPS_FP16 : OPS_BF16, acc, out, 0.5f, &got };
         CHECK_OK(ops_grad_cast(r.s, &g, &r.err), &r.err);
         CHECK_OK(dev_sync(r.s, &r.err), &r.err);
-        if (fp16) convert_grad_fp16(acc, ref, N, 0.5f, &want);
-        else convert_grad_bf16(acc, ref, N, 0.5f, &want);
+        if (fp16)
+            convert_grad_fp16(acc, ref, N, 0.5f, &want);
+        else
+            convert_grad_bf16(acc, ref, N, 0.5f, &want);
         CHECK(memcmp(out, ref, N * 2) == 0 && got.sum_sq == want.sum_sq && got.nonfinite == 0);
     }
     CHECK_OK(ops_acc_add(r.s, N, sum, out, OPS_FP16, &r.err), &r.err);
@@ -248,4 +337,35 @@ TEST(coll_local_is_one_rank_and_refuses_more)
     CHECK_OK(coll_broadcast(c, b, 12, 0, 0, &err), &err);
     CHECK(coll_broadcast(c, b, 12, 1, 0, &err) == STK_ERR_CONFIG);
     coll_close(c);
+}
+
+/* Each allocation on the way fails once: an error with a sentence, nothing left behind
+ * (AddressSanitizer sees leaks). */
+TEST(device_open_survives_each_failed_allocation)
+{
+    uint64_t k = 1;
+    for (int kind = SYS_ALLOC; kind <= SYS_MMAP; kind++) {
+        for (k = 1; k < 50; k++) {
+            struct exec *ex;
+            struct dev *d = NULL;
+            struct dev_stream *s = NULL;
+            struct stk_error err = { 0 };
+            void *arena;
+            CHECK_OK(exec_open_threads(&ex, &err), &err);
+            struct dev_cfg cfg = discrete(1 << 16);
+            cfg.ex = ex;
+            cfg.compute_threads = 1;
+            sys_fault_arm((enum sys_call)kind, k, 1, ENOMEM);
+            stk_status st = dev_open(&cfg, &d, &err);
+            if (st == STK_OK) st = dev_reserve(d, 1 << 16, &arena, &err);
+            if (st == STK_OK) st = dev_stream_open(d, "s", 0, &s, &err);
+            sys_fault_arm((enum sys_call)kind, 0, 0, 0);
+            CHECK(st == STK_OK || (st == STK_ERR_NOMEM && err.text[0]));
+            dev_stream_close(s);
+            dev_close(d);
+            exec_close(ex);
+            if (st == STK_OK) break;
+        }
+        CHECK(k > 1 && k < 50);
+    }
 }

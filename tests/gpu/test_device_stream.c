@@ -1,14 +1,18 @@
-/* tests/gpu/test_device_stream.c - streams by threads and in simulation: order, marks between streams, full queues, notifications, the
- * sticky error, closing with work queued. Work is copies and zeros of small buffers, whose order shows in the bytes. */
+/* tests/gpu/test_device_stream.c - streams by threads and in simulation: order, marks between
+ * streams, full queues, notifications, the sticky error, closing with work queued. Work is copies
+ * and zeros of small buffers, whose order shows in the bytes. */
 #include "tests/test.h"
 #include "tests/gpu/kern_test.h"
 #include "tests/gpu/dev_test.h"
 
 TEST_MAIN()
 
-#define EACH_EXEC(k_) for (enum exec_kind k_ = EXEC_THREADS; k_ <= EXEC_SIM; k_ = (enum exec_kind)(k_ + 1))
+#define EACH_EXEC(k_) \
+    for (enum exec_kind k_ = EXEC_THREADS; k_ <= EXEC_SIM; k_ = (enum exec_kind)(k_ + 1))
 
-static const struct dev_cfg in_place = { .kind = DEV_HOST, .matmul = DEV_MATMUL_F32, .compute_threads = 1 };
+static const struct dev_cfg in_place = { .kind = DEV_HOST,
+                                         .matmul = DEV_MATMUL_F32,
+                                         .compute_threads = 1 };
 
 /* Each copy moves on what the one before has moved: any other order breaks the chain. */
 TEST(stream_runs_in_order)
@@ -19,7 +23,8 @@ TEST(stream_runs_in_order)
         memset(cell, 0, sizeof cell);
         cell[0] = 77;
         CHECK_OK(rig_open(&r, k, in_place), &r.err);
-        for (int i = 0; i < 1000; i++) CHECK_OK(dev_copy(r.s, &cell[i + 1], &cell[i], 8, DEV_ON_DEVICE, &r.err), &r.err);
+        for (int i = 0; i < 1000; i++)
+            CHECK_OK(dev_copy(r.s, &cell[i + 1], &cell[i], 8, DEV_ON_DEVICE, &r.err), &r.err);
         CHECK_OK(dev_sync(r.s, &r.err), &r.err);
         CHECK(cell[1000] == 77);
         CHECK(strcmp(r.s->name, "compute") == 0 && dev_of(r.s) == r.d);
@@ -27,7 +32,8 @@ TEST(stream_runs_in_order)
     }
 }
 
-/* The same chain over two streams that take turns: any missing wait breaks it. The simulation runs many seeds. */
+/* The same chain over two streams that take turns: any missing wait breaks it. The simulation runs
+ * many seeds. */
 static void check_ping_pong(enum exec_kind k, uint64_t seed)
 {
     struct rig r = { 0 };
@@ -35,7 +41,8 @@ static void check_ping_pong(enum exec_kind k, uint64_t seed)
     struct dev_mark m[2];
     enum { ROUNDS = 200 };
     static uint64_t cell[ROUNDS + 1];
-    CHECK_OK(k == EXEC_SIM ? exec_open_sim(seed, &r.ex, &r.err) : exec_open_threads(&r.ex, &r.err), &r.err);
+    CHECK_OK(k == EXEC_SIM ? exec_open_sim(seed, &r.ex, &r.err) : exec_open_threads(&r.ex, &r.err),
+             &r.err);
     struct dev_cfg cfg = in_place;
     cfg.ex = r.ex;
     CHECK_OK(dev_open(&cfg, &r.d, &r.err), &r.err);
@@ -45,7 +52,8 @@ static void check_ping_pong(enum exec_kind k, uint64_t seed)
     }
     memset(cell, 0, sizeof cell);
     cell[0] = seed + 17;
-    for (int i = 0; i < ROUNDS; i++) { /* stream i % 2 copies cell i to i + 1 when the other has written cell i */
+    for (int i = 0; i < ROUNDS;
+         i++) { /* stream i % 2 copies cell i to i + 1 when the other has written cell i */
         if (i) CHECK_OK(dev_mark_wait(s[i % 2], &m[(i + 1) % 2], &r.err), &r.err);
         CHECK_OK(dev_copy(s[i % 2], &cell[i + 1], &cell[i], 8, DEV_ON_DEVICE, &r.err), &r.err);
         CHECK_OK(dev_mark_record(s[i % 2], &m[i % 2], &r.err), &r.err);
@@ -119,9 +127,17 @@ TEST(stream_full_queue_application_waits)
     }
 }
 
-/* A lane is told STK_BUSY by a full queue and goes on when it is notified. The stream is held by a mark meanwhile. */
-struct producer { struct rig *r; struct dev_stream *s; struct exec_lane *lane; struct exec_task task; struct exec_event full, done;
-                  int queued, busy; stk_status other; };
+/* A lane is told STK_BUSY by a full queue and goes on when it is notified. The stream is held by a
+ * mark meanwhile. */
+struct producer {
+    struct rig *r;
+    struct dev_stream *s;
+    struct exec_lane *lane;
+    struct exec_task task;
+    struct exec_event full, done;
+    int queued, busy;
+    stk_status other;
+};
 static uint64_t producer_src = 3, producer_dst;
 
 static void produce(void *arg)
@@ -129,8 +145,10 @@ static void produce(void *arg)
     struct producer *p = arg;
     while (p->queued < 40) {
         stk_status st = dev_copy(p->s, &producer_dst, &producer_src, 8, DEV_ON_DEVICE, NULL);
-        if (st == STK_OK) p->queued++;
-        else if (st != STK_BUSY) p->other = st;
+        if (st == STK_OK)
+            p->queued++;
+        else if (st != STK_BUSY)
+            p->other = st;
         if (st == STK_OK) continue;
         p->busy++;
         exec_event_set(&p->full);
@@ -163,7 +181,8 @@ TEST(stream_full_queue_lane_gets_busy)
             exec_post(p.lane, &p.task);
             /* either it filled the queue, and the stream empties, or it is done */
             while (!exec_event_is_set(&p.full) && !exec_event_is_set(&p.done)) {
-                struct exec_event tick; /* both events are looked at after any progress of the stream */
+                struct exec_event
+                    tick; /* both events are looked at after any progress of the stream */
                 exec_event_init(r.ex, &tick);
                 CHECK_OK(dev_notify(holder, NULL, NULL, &tick, &r.err), &r.err);
                 CHECK_OK(exec_event_wait(&tick, UINT64_MAX, &r.err), &r.err);
@@ -182,7 +201,11 @@ TEST(stream_full_queue_lane_gets_busy)
 }
 
 /* A task is posted to its lane after what was queued before, and not earlier. */
-struct noted { struct exec_event ev; const uint64_t *at; uint64_t seen; };
+struct noted {
+    struct exec_event ev;
+    const uint64_t *at;
+    uint64_t seen;
+};
 static void note(void *arg)
 {
     struct noted *n = arg;
@@ -221,7 +244,10 @@ TEST(stream_error_is_sticky_and_nobody_hangs)
         struct dev_mark m;
         void *arena;
         static uint8_t host[64];
-        struct dev_cfg cfg = { .kind = DEV_HOST_DISCRETE, .memory_bytes = 4096, .matmul = DEV_MATMUL_F32, .compute_threads = 1 };
+        struct dev_cfg cfg = { .kind = DEV_HOST_DISCRETE,
+                               .memory_bytes = 4096,
+                               .matmul = DEV_MATMUL_F32,
+                               .compute_threads = 1 };
         CHECK_OK(rig_open(&r, k, cfg), &r.err);
         CHECK_OK(dev_reserve(r.d, 4096, &arena, &r.err), &r.err);
         CHECK_OK(dev_stream_open(r.d, "other", 0, &other, &r.err), &r.err);

@@ -30,7 +30,7 @@ static void reference_step(struct reference *r, const struct adam_hyper *h, uint
         if (h->kind == ADAM_L2)
             g += h->weight_decay * p;
         else
-            p *= (double)(float)(1.0 - h->lr * h->weight_decay);
+            p += (double)(float)-(h->lr * h->weight_decay) * p;
         r->m[i] = beta1 * r->m[i] + (1.0 - beta1) * g;
         r->v[i] = beta2 * r->v[i] + (1.0 - beta2) * g * g;
         p -= h->lr * (r->m[i] / bc1) / (sqrt(r->v[i] / bc2) + h->eps);
@@ -382,12 +382,12 @@ TEST(adam_coefficients)
         CHECK(fabs(c.step_size - 3e-4 / bc1) <= 6e-8 * c.step_size);
         CHECK(fabs(c.inv_sqrt_bc2 - 1.0 / sqrt(bc2)) <= 6e-8 * c.inv_sqrt_bc2);
     }
-    CHECK(c.decay == (float)(1.0 - 3e-4 * 0.1) && c.l2 == 0.0f && c.eps == 1e-8f);
+    CHECK(c.decay == (float)-(3e-4 * 0.1) && c.l2 == 0.0f && c.eps == 1e-8f);
     adam_coef_make(&h, UINT64_MAX, 0.25, &c);
     CHECK(c.step_size == (float)3e-4 && c.inv_sqrt_bc2 == 1.0f && c.grad_scale == 0.25f);
     h.kind = ADAM_L2;
     adam_coef_make(&h, 1, 1.0, &c);
-    CHECK(c.decay == 1.0f && c.l2 == 0.1f);
+    CHECK(c.decay == 0.0f && c.l2 == 0.1f);
     h.beta1 = h.beta2 = 0.0; /* sign-like: no memory */
     adam_coef_make(&h, 1, 1.0, &c);
     CHECK(c.one_minus_beta1 == 1.0f && c.step_size == (float)3e-4 && c.inv_sqrt_bc2 == 1.0f);

@@ -1,4 +1,5 @@
-/* tests/offload/test_layout.c - blocks, tensors, chunks and shards: every element of every tensor in exactly one chunk of one rank. */
+/* tests/offload/test_layout.c - blocks, tensors, chunks and shards: every element of every tensor
+ * in exactly one chunk of one rank. */
 #include "base/rng.h"
 #include "offload/chunk.h"
 #include "tests/test.h"
@@ -50,43 +51,63 @@ TEST(shard_any_is_even_and_covers)
     }
 }
 
-/* A count per element of each tensor, over all ranks, and a byte model of gather: each rank writes the global element number. */
-struct cover { const struct stk_layout *l; const struct stk_chunk *c; uint8_t **seen; uint64_t *flat; uint32_t last_end; };
+/* A count per element of each tensor, over all ranks, and a byte model of gather: each rank writes
+ * the global element number. */
+struct cover {
+    const struct stk_layout *l;
+    const struct stk_chunk *c;
+    uint8_t **seen;
+    uint64_t *flat;
+    uint32_t last_end;
+};
 
-static void cover_piece(void *arg, uint32_t tensor, uint64_t tensor_elem, uint32_t chunk_elem, uint32_t n)
+static void cover_piece(void *arg, uint32_t tensor, uint64_t tensor_elem, uint32_t chunk_elem,
+                        uint32_t n)
 {
     struct cover *v = arg;
     CHECK(chunk_elem >= v->last_end && chunk_elem + n <= v->c->n_elems && n > 0);
-    CHECK(v->l->tensors[tensor].frozen == v->c->frozen && v->l->tensors[tensor].block == v->c->block);
+    CHECK(v->l->tensors[tensor].frozen == v->c->frozen &&
+          v->l->tensors[tensor].block == v->c->block);
     CHECK(v->l->tensors[tensor].first_elem + tensor_elem == v->c->first_elem + chunk_elem);
     REQUIRE(tensor_elem + n <= v->l->tensors[tensor].n_elems);
     for (uint32_t k = 0; k < n; k++) v->seen[tensor][tensor_elem + k]++;
     v->last_end = chunk_elem + n;
 }
 
-struct model { struct layout_block_in blocks[5]; struct layout_tensor_in tensors[5][6]; char names[5][6][16]; uint32_t n_blocks; };
+struct model {
+    struct layout_block_in blocks[5];
+    struct layout_tensor_in tensors[5][6];
+    char names[5][6][32];
+    uint32_t n_blocks;
+};
 
 static void random_model(struct model *m, struct rng *r)
 {
     static const uint64_t sizes[] = { 0, 1, 2, 3, 5, 63, 64, 65, 127, 210, 500, 1000, 1337, 4096 };
     m->n_blocks = 1 + (uint32_t)rng_below(r, 5);
     for (uint32_t b = 0; b < m->n_blocks; b++) {
-        m->blocks[b] = (struct layout_block_in){ "block", (uint32_t)rng_below(r, 7), m->tensors[b] };
+        m->blocks[b] =
+            (struct layout_block_in){ "block", (uint32_t)rng_below(r, 7), m->tensors[b] };
         for (uint32_t t = 0; t < m->blocks[b].n_tensors; t++) {
             snprintf(m->names[b][t], sizeof m->names[b][t], "b%u.t%u", b, t);
-            m->tensors[b][t] = (struct layout_tensor_in){ m->names[b][t], sizes[rng_below(r, sizeof sizes / sizeof sizes[0])],
-                                                          rng_below(r, 3) == 0, rng_below(r, 2) == 0 };
+            m->tensors[b][t] =
+                (struct layout_tensor_in){ m->names[b][t],
+                                            sizes[rng_below(r, sizeof sizes / sizeof sizes[0])],
+                                            rng_below(r, 3) == 0, rng_below(r, 2) == 0 };
         }
     }
 }
 
-static void check_tensor_of(const struct model *m, const struct stk_layout *l, const uint32_t *tensor_of)
+static void check_tensor_of(const struct model *m, const struct stk_layout *l,
+                            const uint32_t *tensor_of)
 {
     for (uint32_t b = 0, k = 0; b < m->n_blocks; b++)
         for (uint32_t t = 0; t < m->blocks[b].n_tensors; t++, k++) {
             const struct stk_tensor *x = &l->tensors[tensor_of[k]];
-            CHECK(strcmp(x->name, m->tensors[b][t].name) == 0 && x->n_elems == m->tensors[b][t].n_elems);
-            CHECK(x->frozen == m->tensors[b][t].frozen && x->decay == m->tensors[b][t].decay && x->block == b);
+            CHECK(strcmp(x->name, m->tensors[b][t].name) == 0 &&
+                  x->n_elems == m->tensors[b][t].n_elems);
+            CHECK(x->frozen == m->tensors[b][t].frozen && x->decay == m->tensors[b][t].decay &&
+                  x->block == b);
         }
 }
 
@@ -101,7 +122,9 @@ static void cover_model(struct rng *r, uint32_t ranks)
     for (uint32_t t = 0; t < n_tensors; t++) seen[t] = calloc(5000, 1);
     for (uint32_t rank = 0; rank < ranks; rank++) {
         struct stk_layout *l;
-        CHECK_OK(layout_build(m.blocks, m.n_blocks, CHUNK_BF16, chunk_elems, rank, ranks, &l, tensor_of, &err), &err);
+        CHECK_OK(layout_build(m.blocks, m.n_blocks, CHUNK_BF16, chunk_elems, rank, ranks, &l,
+                              tensor_of, &err),
+                 &err);
         CHECK_OK(layout_check(l, &err), &err);
         REQUIRE(l->n_tensors == n_tensors);
         check_tensor_of(&m, l, tensor_of);
@@ -111,7 +134,8 @@ static void cover_model(struct rng *r, uint32_t ranks)
         }
         if (rank + 1 == ranks)
             for (uint32_t t = 0; t < n_tensors; t++)
-                for (uint64_t k = 0; k < 5000; k++) CHECK(seen[t][k] == (k < l->tensors[t].n_elems));
+                for (uint64_t k = 0; k < 5000; k++)
+                    CHECK(seen[t][k] == (k < l->tensors[t].n_elems));
         layout_free(l);
     }
     for (uint32_t t = 0; t < n_tensors; t++) free(seen[t]);
@@ -127,18 +151,24 @@ TEST(layout_zr3_07_every_element_once_on_any_ranks)
 
 TEST(layout_by_hand)
 {
-    const struct layout_tensor_in t[] = { { "w", 100, false, true }, { "f", 70, true, false }, { "b", 10, false, false } };
+    const struct layout_tensor_in t[] = { { "w", 100, false, true },
+                                          { "f", 70, true, false },
+                                          { "b", 10, false, false } };
     const struct layout_block_in b = { "one", 3, t };
     struct stk_layout *l;
     struct stk_error err = { 0 };
     uint32_t of[3];
     CHECK_OK(layout_build(&b, 1, CHUNK_FP16, 128, 0, 1, &l, of, &err), &err);
     CHECK(of[0] == 0 && of[1] == 2 && of[2] == 1);
-    CHECK(l->blocks[0].elems == 320 && l->blocks[0].elems_trainable == 192);
-    REQUIRE(l->n_chunks == 3 && l->blocks[0].n_chunks_trainable == 2);
-    CHECK(l->chunks[0].n_elems == 128 && l->chunks[1].n_elems == 64 && l->chunks[2].n_elems == 128 && l->chunks[2].frozen);
-    CHECK(chunk_bytes(l, &l->chunks[0], CHUNK_OPT) == 128 * 12 && chunk_bytes(l, &l->chunks[2], CHUNK_OPT) == 0);
-    CHECK(chunk_bytes(l, &l->chunks[2], CHUNK_PARAM) == 256 && l->params == 180 && l->params_trainable == 110);
+    /* 128 + 64 trainable, padded to where a frozen part may begin */
+    CHECK(l->blocks[0].elems == 2048 + 128 && l->blocks[0].elems_trainable == 2048);
+    REQUIRE(l->n_chunks == 17 && l->blocks[0].n_chunks_trainable == 16);
+    CHECK(l->chunks[0].n_elems == 128 && l->chunks[15].n_elems == 128 &&
+          l->chunks[16].n_elems == 128 && l->chunks[16].frozen);
+    CHECK(chunk_bytes(l, &l->chunks[0], CHUNK_OPT) == 128 * 12 &&
+          chunk_bytes(l, &l->chunks[16], CHUNK_OPT) == 0);
+    CHECK(chunk_bytes(l, &l->chunks[2], CHUNK_PARAM) == 256 && l->params == 180 &&
+          l->params_trainable == 110);
     layout_free(l);
 }
 
@@ -154,7 +184,8 @@ TEST(layout_zr3_17_nothing_but_empty_tensors)
     layout_free(l);
 }
 
-static stk_status build_one(const struct layout_tensor_in *t, uint32_t n, uint32_t chunk_elems, uint32_t rank, struct stk_error *err)
+static stk_status build_one(const struct layout_tensor_in *t, uint32_t n, uint32_t chunk_elems,
+                            uint32_t rank, struct stk_error *err)
 {
     const struct layout_block_in b = { "block", n, t };
     struct stk_layout *l;
@@ -166,7 +197,9 @@ static stk_status build_one(const struct layout_tensor_in *t, uint32_t n, uint32
 
 TEST(layout_refusals)
 {
-    const struct layout_tensor_in twice[] = { { "a", 5, false, true }, { "x", 5, false, true }, { "a", 7, true, true } };
+    const struct layout_tensor_in twice[] = { { "a", 5, false, true },
+                                              { "x", 5, false, true },
+                                              { "a", 7, true, true } };
     const struct layout_tensor_in huge[] = { { "a", UINT64_MAX, false, true } };
     struct stk_error err = { 0 };
     CHECK(build_one(twice, 3, 64, 0, &err) == STK_ERR_CONFIG && strstr(err.text, "\"a\""));
@@ -189,7 +222,7 @@ TEST(layout_check_finds_faults)
         switch (fault) {
         case 0: l->chunks[1].first_elem += 64; break;
         case 1: l->chunks[1].n_elems -= 64; break;
-        case 2: l->chunks[8].frozen = false; break;
+        case 2: l->chunks[16].frozen = false; break;
         case 3: l->tensors[1].first_elem += 64; break;
         case 4: l->blocks[0].elems_trainable += 64; break;
         case 5: l->params++; break;

@@ -1,0 +1,351 @@
+/* tests/engine/test_plan.c - plans checked by hand, and what must hold for their bytes, orders and
+ * refusals. */
+#include "base/sys.h"
+#include "tests/engine/plan_models.h"
+
+#include <errno.h>
+
+static struct plan *built(const struct model *m)
+{
+    struct stk_error err = { 0 };
+    struct plan *p;
+    if (plan_build(&m->in, &p, NULL, &err) != STK_OK || plan_check(&m->in, p, &err) != STK_OK) {
+        printf("# %s\n", err.text);
+        test_fail(__FILE__, __LINE__, "a plan is built and checked");
+        return NULL;
+    }
+    return p;
+}
+
+static void expect_text(const struct model *m, const char *want)
+{
+    struct plan *p = built(m);
+    REQUIRE(p);
+    char *text = plan_text(p);
+    if (strcmp(text, want)) printf("# got:\n%s", text);
+    CHECK(strcmp(text, want) == 0);
+    free(text);
+    plan_free(p);
+}
+
+TEST(plan_by_hand_everything_in_host_memory)
+{
+    struct model m;
+    model_make(&m, 2, 1, 64);
+    m.in.in_place = true;
+    expect_text(&m, "0 U update block=0 chunk=0 bytes=1664\n"
+                    "1 U update block=1 chunk=1 bytes=1664\n"
+                    "2 V visit block=0 place=0 micro=0 forward keep first last out=act#0@0 "
+                    "full=act#1@8192 after=0\n"
+                    "3 V visit block=1 place=1 micro=0 backward keep first last acc=acc#2@0 "
+                    "in=act#0@0 full=act#4@36864 flow=act#3@28672 after=2,1\n"
+                    "4 V grad_cast block=1 chunk=1 from=acc#2@0 bytes=128 after=3,1\n"
+                    "5 V visit block=0 place=0 micro=0 backward keep first last acc=acc#5@4096 "
+                    "full=act#1@8192 flow=act#3@28672 after=3,2\n"
+                    "6 V grad_cast block=0 chunk=0 from=acc#5@4096 bytes=128 after=5,0\n"
+                    "7 V norm after=5,4,6\n");
+    model_free(&m);
+}
+
+TEST(plan_by_hand_everything_on_nvme_one_slot_each)
+{
+    struct model m;
+    model_make(&m, 2, 1, 64);
+    m.in.in_place = true;
+    m.places[0].full_bytes = m.places[1].full_bytes = 0;
+    for (int s = 0; s < CHUNK_STATE_N; s++) model_home(&m, (enum chunk_state)s, CHUNK_NVME);
+    m.in.arena_bytes[PLAN_ARENA_PARAM] = m.in.arena_bytes[PLAN_ARENA_ACC] =
+        m.in.arena_bytes[PLAN_ARENA_GRAD] = 4096;
+    m.in.arena_bytes[PLAN_ARENA_UPDATE] = 3 * 4096;
+    expect_text(&m,
+                "0 U fetch grad block=0 chunk=0 to=update#0@0+8192 bytes=128\n"
+                "1 U update block=0 chunk=0 to=update#0@0 bytes=1664 prefetched after=0\n"
+                "2 U write_back param block=0 chunk=0 from=update#0@0 bytes=128 after=1\n"
+                "3 U write_back opt block=0 chunk=0 from=update#0@0+4096 bytes=640 after=1\n"
+                "4 U fetch param block=1 chunk=1 to=update#1@0 bytes=128 after=2,3\n"
+                "5 U fetch opt block=1 chunk=1 to=update#1@0+4096 bytes=640 after=2,3\n"
+                "6 U fetch grad block=1 chunk=1 to=update#1@0+8192 bytes=128 after=2,3\n"
+                "7 U update block=1 chunk=1 to=update#1@0 bytes=1664 after=4,5,6\n"
+                "8 U write_back param block=1 chunk=1 from=update#1@0 bytes=128 after=7\n"
+                "9 U write_back opt block=1 chunk=1 from=update#1@0+4096 bytes=640 after=7\n"
+                "10 V fetch param block=0 chunk=0 for=0 to=param#2@0 bytes=128 demand after=2\n"
+                "11 V visit block=0 place=0 micro=0 forward keep first last param=param#2@0 "
+                "out=act#3@0 after=10\n"
+                "12 V fetch param block=1 chunk=1 for=1 to=param#4@0 bytes=128 demand after=8,11\n"
+                "13 V visit block=1 place=1 micro=0 backward keep first last param=param#4@0 "
+                "acc=acc#5@0 in=act#3@0 flow=act#6@8192 "
+                "after=11,12\n"
+                "14 V grad_cast block=1 chunk=1 from=acc#5@0 to=grad#7@0 bytes=128 after=13\n"
+                "15 V write_back grad block=1 chunk=1 from=grad#7@0 bytes=128 after=14,6\n"
+                "16 V fetch param block=0 chunk=0 for=2 to=param#8@0 bytes=128 demand after=2,13\n"
+                "17 V visit block=0 place=0 micro=0 backward keep first last param=param#8@0 "
+                "acc=acc#9@0 flow=act#6@8192 after=13,16,14\n"
+                "18 V grad_cast block=0 chunk=0 from=acc#9@0 to=grad#10@0 bytes=128 after=17,15\n"
+                "19 V write_back grad block=0 chunk=0 from=grad#10@0 bytes=128 after=18,0\n"
+                "20 V fetch param block=0 chunk=0 to=update#11@0 bytes=128 next after=8,9,2\n"
+                "21 V fetch opt block=0 chunk=0 to=update#11@0+4096 bytes=640 next after=8,9,3\n"
+                "22 V norm after=17,14,18\n");
+    model_free(&m);
+}
+
+TEST(plan_by_hand_discrete_serial_offloaded)
+{
+    struct model m;
+    model_make(&m, 1, 1, 64);
+    m.in.update = PLAN_SERIAL;
+    m.places[0].fused = false;
+    m.places[0].act = PLAN_ACT_HOST;
+    model_home(&m, CHUNK_PARAM, CHUNK_NVME);
+    expect_text(
+        &m,
+        "0 U update block=0 chunk=0 to=update#0@0 bytes=1664 prefetched\n"
+        "1 U write_back param block=0 chunk=0 from=update#0@0 bytes=128 after=0\n"
+        "2 U join after=0,1\n"
+        "3 V fetch param block=0 chunk=0 for=0 to=bounce#2@0 bytes=128 demand after=2\n"
+        "4 V copy_in param block=0 chunk=0 for=0 from=bounce#2@0 to=param#1@0 bytes=128 after=3\n"
+        "5 V visit block=0 place=0 micro=0 forward host first last param=param#1@0 full=act#3@0 "
+        "after=2,4\n"
+        "6 V save block=0 from=act#3@0 to=save#4@0 bytes=20000 after=5\n"
+        "7 V load block=0 from=save#4@0 to=act#5@20480 bytes=20000 after=6\n"
+        "8 V visit block=0 place=0 micro=0 backward host first last param=param#1@0 acc=acc#6@0 "
+        "full=act#5@20480 after=5,7\n"
+        "9 V grad_cast block=0 chunk=0 from=acc#6@0 to=cast#7@0 bytes=128 after=8\n"
+        "10 V grad_out block=0 chunk=0 from=cast#7@0 bytes=128 after=9,0\n"
+        "11 V fetch param block=0 chunk=0 to=update#8@0 bytes=128 next after=1\n"
+        "12 V norm after=8,9\n");
+    model_free(&m);
+}
+
+/* --- bytes --- */
+
+static uint64_t fetched(struct model *m)
+{
+    struct plan *p = built(m);
+    uint64_t bytes = p ? p->param_fetch_bytes : 0;
+    plan_free(p);
+    return bytes;
+}
+
+TEST(plan_layer_major_fetches_each_block_twice)
+{
+    for (uint32_t n_micro = 1; n_micro <= 4; n_micro++)
+        for (int nvme = 0; nvme < 2; nvme++) {
+            struct model m;
+            model_make(&m, 6, 3, 4096);
+            m.in.n_micro = n_micro;
+            if (nvme) model_home(&m, CHUNK_PARAM, CHUNK_NVME);
+            uint64_t block = m.blocks[0].param_bytes;
+            m.in.arena_bytes[PLAN_ARENA_PARAM] = block;
+            CHECK(fetched(&m) == 11 * block); /* twice each, the head once */
+            m.in.accumulate = PLAN_MICRO_MAJOR; /* 0 1 2 3 4 5' 4' 3' 2' 1' 0' 0 1 ..: position 0
+                                                   stays over the turn of micro-batches */
+            CHECK(fetched(&m) == (11 + 10 * (n_micro - 1)) * block);
+            m.in.arena_bytes[PLAN_ARENA_PARAM] = UINT64_MAX;
+            CHECK(fetched(&m) == 6 * block);
+            model_free(&m);
+        }
+}
+
+TEST(plan_larger_cache_fewer_bytes)
+{
+    for (uint32_t prefetch = 0; prefetch <= 4; prefetch++)
+        for (int order = 0; order < 2; order++) {
+            struct model m;
+            model_make(&m, 8, 2, 2048);
+            m.in.accumulate = (enum plan_accumulate)order;
+            m.in.n_micro = 3;
+            m.in.prefetch = prefetch;
+            uint64_t block = m.blocks[0].param_bytes, before = UINT64_MAX;
+            for (uint64_t size = block; size <= 8 * block; size += block / 2) {
+                m.in.arena_bytes[PLAN_ARENA_PARAM] = size;
+                uint64_t now = fetched(&m);
+                if (now > before)
+                    printf("# prefetch %u order %d: %" PRIu64 " blocks: %" PRIu64 " > %" PRIu64
+                           "\n",
+                           prefetch, order, size / block, now / block, before / block);
+                CHECK(now <= before && now >= 8 * block);
+                before = now;
+            }
+            CHECK(before == 8 * block);
+            model_free(&m);
+        }
+}
+
+/* --- orders --- */
+
+TEST(plan_tied_block_adds_micro_batches_in_one_order)
+{
+    char seen[2][200];
+    for (int order = 0; order < 2; order++) {
+        struct model m;
+        model_make(&m, 3, 2, 64);
+        m.places[3] = m.places[2];
+        m.places[2].fused = false;
+        m.places[3].block = 0; /* the head is the embedding */
+        m.in.n_places = 4;
+        m.in.n_micro = 3;
+        m.in.accumulate = (enum plan_accumulate)order;
+        struct plan *p = built(&m);
+        REQUIRE(p);
+        size_t n = 0;
+        for (uint32_t i = 0; i < p->n_visits; i++) {
+            const struct plan_visit *v = &p->visits[i];
+            if (v->block == 0 && v->dir == PLAN_BACKWARD)
+                n += (size_t)snprintf(seen[order] + n, sizeof seen[order] - n, "%u.%u%s%s ",
+                                      v->place, v->micro, v->first_of_block ? "f" : "",
+                                      v->last_of_block ? "l" : "");
+        }
+        plan_free(p);
+        model_free(&m);
+    }
+    CHECK(strcmp(seen[0], "3.0f 3.1 3.2 0.0 0.1 0.2l ") == 0);
+    CHECK(strcmp(seen[0], seen[1]) == 0);
+}
+
+TEST(plan_own_order_gradients_final_at_the_end)
+{
+    const struct plan_own_visit own[] = { { 1, PLAN_FORWARD, 0 },
+                                          { 0, PLAN_BACKWARD, 0 },
+                                          { 1, PLAN_BACKWARD, 0 },
+                                          { 0, PLAN_FORWARD, 1 } };
+    struct model m;
+    model_make(&m, 3, 2, 64);
+    m.in.own = own;
+    m.in.n_micro = 2;
+    for (m.in.n_own = 0; m.in.n_own <= 4; m.in.n_own++) {
+        struct plan *p = built(&m);
+        REQUIRE(p);
+        uint32_t last_visit = 0, first_cast = UINT32_MAX, casts = 0;
+        for (uint32_t i = 0; i < p->n_nodes; i++) {
+            if (p->nodes[i].kind == PLAN_VISIT) last_visit = i;
+            if (p->nodes[i].kind == PLAN_GRAD_CAST && casts++ == 0) first_cast = i;
+        }
+        CHECK(casts == 6 && first_cast > last_visit &&
+              p->n_visits == m.in.n_own); /* blocks without a visit too: stk_grad_add */
+        plan_free(p);
+    }
+    model_free(&m);
+}
+
+TEST(plan_eval_has_forward_visits_only)
+{
+    struct model m;
+    model_make(&m, 4, 2, 64);
+    m.in.mode = PLAN_EVAL;
+    m.in.n_micro = 2;
+    for (int s = 0; s < CHUNK_STATE_N; s++) model_home(&m, (enum chunk_state)s, CHUNK_NVME);
+    struct plan *p = built(&m);
+    REQUIRE(p);
+    CHECK(p->n_visits == 8 && p->visits[7].place == 3);
+    for (uint32_t i = 0; i < p->n_nodes; i++)
+        CHECK(p->nodes[i].kind == PLAN_VISIT || p->nodes[i].kind == PLAN_FETCH ||
+              p->nodes[i].kind == PLAN_COPY_IN);
+    plan_free(p);
+    model_free(&m);
+}
+
+TEST(plan_prefetch_comes_before_the_visit_and_is_no_demand)
+{
+    struct model m;
+    model_make(&m, 5, 1, 64);
+    model_home(&m, CHUNK_PARAM, CHUNK_NVME);
+    m.in.in_place = true;
+    m.in.prefetch = 2;
+    struct plan *p = built(&m);
+    REQUIRE(p);
+    uint32_t demand = 0, ahead = 0;
+    for (uint32_t i = 0; i < p->n_nodes; i++) {
+        const struct plan_node *x = &p->nodes[i];
+        if (x->kind != PLAN_FETCH || x->part != PLAN_RUN_VISITS || x->for_next) continue;
+        demand += x->demand;
+        ahead += !x->demand;
+        if (!x->demand) CHECK(x->visit >= 1 && i < p->visits[x->visit - 1].node);
+    }
+    CHECK(demand == 1 && ahead == 4);
+    plan_free(p);
+    model_free(&m);
+}
+
+/* --- refusals --- */
+
+static stk_status refuse(struct model *m, const char *word)
+{
+    struct stk_error err = { 0 };
+    struct plan *p;
+    uint64_t least[PLAN_ARENA_N], useful[PLAN_ARENA_N];
+    stk_status s = plan_build(&m->in, &p, NULL, &err);
+    CHECK(p == NULL && strstr(err.text, word));
+    CHECK(plan_needs(&m->in, least, useful, NULL) == s);
+    return s;
+}
+
+TEST(plan_refusals)
+{
+    struct model m;
+    model_make(&m, 3, 2, 64);
+    m.in.update = PLAN_SPLIT;
+    CHECK(refuse(&m, "chase") == STK_ERR_UNSUPPORTED);
+    m.in.update = PLAN_SPECULATE;
+    CHECK(refuse(&m, "serial") == STK_ERR_UNSUPPORTED);
+    m.in.update = PLAN_CHASE;
+    m.in.n_micro = 0;
+    CHECK(refuse(&m, "micro") == STK_ERR_CONFIG);
+    m.in.n_micro = 1;
+    m.places[0].fused = true;
+    CHECK(refuse(&m, "fused") == STK_ERR_CONFIG);
+    m.places[0].fused = false;
+    m.places[1].block = 7;
+    CHECK(refuse(&m, "block") == STK_ERR_CONFIG);
+    m.places[1].block = 1;
+    m.chunks[3].frozen = true;
+    CHECK(refuse(&m, "frozen") == STK_ERR_CONFIG);
+    model_free(&m);
+}
+
+TEST(plan_every_failed_allocation_is_reported)
+{
+    struct model m;
+    struct plan *p = NULL;
+    struct stk_error err = { 0 };
+    uint32_t failed = 0;
+    model_make(&m, 6, 5, 64);
+    m.in.n_micro = 2;
+    for (int s = 0; s < CHUNK_STATE_N; s++) model_home(&m, (enum chunk_state)s, CHUNK_NVME);
+    uint64_t alive = sys_alloc_bytes();
+    for (uint64_t k = 1; k < 500; k++) {
+        sys_fault_arm(SYS_ALLOC, k, k % 3 ? 1 : UINT64_MAX, ENOMEM);
+        stk_error_clear(&err);
+        stk_status s = plan_build(&m.in, &p, NULL, &err);
+        if (s == STK_OK) s = plan_check(&m.in, p, &err);
+        sys_fault_arm(SYS_ALLOC, 0, 0, 0);
+        plan_free(p);
+        CHECK(s == STK_OK || (s == STK_ERR_NOMEM && err.text[0]));
+        CHECK(sys_alloc_bytes() == alive);
+        if (s == STK_OK) break;
+        failed++;
+    }
+    CHECK(failed > 40 && failed < 400);
+    model_free(&m);
+}
+
+TEST(plan_trace_is_balanced)
+{
+    struct model m;
+    char *text = NULL;
+    size_t size = 0;
+    int depth = 0;
+    model_make(&m, 3, 2, 64);
+    struct plan *p = built(&m);
+    REQUIRE(p);
+    FILE *f = open_memstream(&text, &size);
+    plan_trace(p, f);
+    fclose(f);
+    for (size_t i = 0; i < size; i++)
+        depth += (text[i] == '{') - (text[i] == '}') + (text[i] == '[') - (text[i] == ']');
+    CHECK(depth == 0 && strstr(text, "\"traceEvents\"") && strstr(text, "backward 2.0"));
+    free(text);
+    plan_free(p);
+    model_free(&m);
+}
+
+TEST_MAIN()

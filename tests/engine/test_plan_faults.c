@@ -1,0 +1,436 @@
+/* tests/engine/test_plan_faults.c - the checker finds faults: every kind of damage below, planted
+ * in random plans, is found in every plan where it changes anything. A removed edge changes nothing
+ * if another path implies it; the test finds that out by its own full search. */
+#include "tests/engine/plan_models.h"
+
+#define SEEDS 400
+
+struct victim {
+    struct model m;
+    struct plan *p;
+    struct rng r;
+};
+
+static bool victim_make(struct victim *v, uint64_t seed)
+{
+    struct stk_error err = { 0 };
+    uint64_t least[PLAN_ARENA_N], useful[PLAN_ARENA_N];
+    rng_seed_stream(&v->r, test_seed(), seed);
+    random_model(&v->m, &v->r);
+    if (plan_needs(&v->m.in, least, useful, &err) != STK_OK) return false;
+    for (int a = 0; a < PLAN_ARENA_N; a++) /* mostly tight: slots are reused */
+        v->m.in.arena_bytes[a] =
+            least[a] + rng_below(&v->r, (useful[a] - least[a]) / (1 + pick(&v->r, 4)) + 1);
+    return plan_build(&v->m.in, &v->p, NULL, &err) == STK_OK &&
+           plan_check(&v->m.in, v->p, &err) == STK_OK;
+}
+
+static bool found(struct victim *v) { return plan_check(&v->m.in, v->p, NULL) == STK_ERR_STATE; }
+
+/* Successors from dependencies, as the builder leaves them. */
+static void mirror(struct plan *p)
+{
+    uint32_t at = 0;
+    for (uint32_t i = 0; i < p->n_nodes; i++) p->nodes[i].n_succ = 0;
+    for (uint32_t i = 0; i < p->n_nodes; i++)
+        for (uint32_t e = 0; e < p->nodes[i].n_deps; e++)
+            p->nodes[p->deps[p->nodes[i].first_dep + e]].n_succ++;
+    for (uint32_t i = 0; i < p->n_nodes; i++) {
+        p->nodes[i].first_succ = at;
+        at += p->nodes[i].n_succ;
+        p->nodes[i].n_succ = 0;
+    }
+    for (uint32_t i = 0; i < p->n_nodes; i++)
+        for (uint32_t e = 0; e < p->nodes[i].n_deps; e++) {
+            struct plan_node *d = &p->nodes[p->deps[p->nodes[i].first_dep + e]];
+            p->succs[d->first_succ + d->n_succ++] = i;
+        }
+}
+
+static bool reaches(const struct plan *p, uint32_t from, uint32_t to)
+{
+    bool *seen = calloc(p->n_nodes, 1), hit;
+    seen[to] = true;
+    for (uint32_t i = to + 1; i-- > from;)
+        if (seen[i])
+            for (uint32_t e = 0; e < p->nodes[i].n_deps; e++)
+                seen[p->deps[p->nodes[i].first_dep + e]] = true;
+    hit = seen[from];
+    free(seen);
+    return hit;
+}
+
+static void remove_edge(struct plan *p, uint32_t node, uint32_t edge)
+{
+    uint32_t at = p->nodes[node].first_dep + edge;
+    memmove(p->deps + at, p->deps + at + 1, (p->n_deps - at - 1) * sizeof *p->deps);
+    p->n_deps--;
+    p->nodes[node].n_deps--;
+    for (uint32_t i = node + 1; i < p->n_nodes; i++) p->nodes[i].first_dep--;
+    mirror(p);
+}
+
+/* A copy to damage: the plan's arrays are as long as the counts, plus one element, so edges may be
+ * removed in place. */
+static struct plan *copy_plan(const struct plan *p)
+{
+    struct plan *c = calloc(1, sizeof *c);
+    *c = *p;
+#define COPY(field, n)                                                                             \
+    c->field = memcpy(calloc((n) + 2u, sizeof *c->field), p->field, (n) * sizeof *c->field)
+    COPY(nodes, p->n_nodes);
+    if (p->n_slots)
+        COPY(slots, p->n_slots);
+    else
+        c->slots = calloc(1, sizeof *c->slots);
+    COPY(visits, p->n_visits);
+    if (p->n_deps)
+        COPY(deps, p->n_deps);
+    else
+        c->deps = calloc(1, sizeof *c->deps);
+    COPY(succs, p->n_deps);
+#undef COPY
+    return c;
+}
+
+static void drop_copy(struct plan *c)
+{
+    free(c->nodes);
+    free(c->slots);
+    free(c->visits);
+    free(c->deps);
+    free(c->succs);
+    free(c);
+}
+
+/* Every edge of the plan, one at a time: pairs of kinds seen are counted. */
+TEST(plan_check_finds_every_missing_edge)
+{
+    static uint32_t needed[PLAN_KIND_N][PLAN_KIND_N];
+    uint32_t missed = 0, kinds = 0, removed = 0;
+    for (uint64_t seed = 0; seed < 120; seed++) {
+        struct victim v;
+        REQUIRE(victim_make(&v, seed));
+        struct plan *good = v.p;
+        for (uint32_t i = 0; i < good->n_nodes; i++)
+            for (uint32_t e = 0; e < good->nodes[i].n_deps; e++) {
+                if (good->n_deps > 300 && pick(&v.r, good->n_deps / 300 + 1)) continue;
+                uint32_t d = good->deps[good->nodes[i].first_dep + e];
+                v.p = copy_plan(good);
+                remove_edge(v.p, i, e);
+                if (!reaches(v.p, d, i)) {
+                    needed[good->nodes[d].kind][good->nodes[i].kind]++;
+                    removed++;
+                    if (!found(&v) && missed++ < 5)
+                        printf("# model %" PRIu64 ": edge %u %s -> %u %s is missed\n", seed, d,
+                               plan_kind_name((enum plan_kind)good->nodes[d].kind), i,
+                               plan_kind_name((enum plan_kind)good->nodes[i].kind));
+                }
+                drop_copy(v.p);
+            }
+        plan_free(good);
+        model_free(&v.m);
+    }
+    for (int a = 0; a < PLAN_KIND_N; a++)
+        for (int b = 0; b < PLAN_KIND_N; b++) kinds += needed[a][b] > 0;
+    printf("# %u edges removed, of %u pairs of kinds\n", removed, kinds);
+    CHECK(missed == 0);
+    CHECK(kinds >= 25);
+}
+
+/* --- other damage: returns false where the plan has nothing to damage so --- */
+
+static uint32_t any_node(struct victim *v, enum plan_kind kind)
+{
+    uint32_t n = v->p->n_nodes, from = pick(&v->r, n);
+    for (uint32_t i = 0; i < n; i++)
+        if (v->p->nodes[(from + i) % n].kind == kind) return (from + i) % n;
+    return PLAN_NO;
+}
+
+static struct plan_node *node_at(struct victim *v, enum plan_kind kind)
+{
+    uint32_t i = any_node(v, kind);
+    return i == PLAN_NO ? NULL : &v->p->nodes[i];
+}
+
+static bool swap_offsets(struct victim *v)
+{
+    uint32_t n = v->p->n_slots;
+    for (int tries = 0; tries < 50 && n > 1; tries++) {
+        struct plan_slot *a = &v->p->slots[pick(&v->r, n)], *b = &v->p->slots[pick(&v->r, n)];
+        uint64_t at = a->offset_bytes;
+        bool overlap_in_time = a->first <= b->last && b->first <= a->last,
+             larger = a->size_bytes > b->size_bytes;
+        if (a->arena != b->arena || at == b->offset_bytes || !overlap_in_time || !larger) continue;
+        a->offset_bytes = b->offset_bytes; /* two that live at once, one upon the other */
+        if (a->offset_bytes + a->size_bytes > v->m.in.arena_bytes[a->arena]) return true;
+        for (uint32_t i = 0; i < PLAN_ARENA_N; i++) v->p->peak_bytes[i] = 0;
+        for (uint32_t i = 0; i < n; i++) {
+            uint64_t end = v->p->slots[i].offset_bytes + v->p->slots[i].size_bytes;
+            if (end > v->p->peak_bytes[v->p->slots[i].arena])
+                v->p->peak_bytes[v->p->slots[i].arena] = end;
+        }
+        return true;
+    }
+    return false;
+}
+
+/* Turns a node into a norm-less nothing: a second copy of another kind of the same shape would be
+ * found by its kind. */
+static bool become(struct victim *v, enum plan_kind kind, uint32_t like)
+{
+    struct plan_node *x = node_at(v, kind);
+    if (!x || like == PLAN_NO || x == &v->p->nodes[like]) return false;
+    struct plan_node keep = *x;
+    v->p->bytes[x->resource] -= x->bytes;
+    *x = v->p->nodes[like];
+    x->first_dep = keep.first_dep;
+    x->n_deps = keep.n_deps;
+    x->first_succ = keep.first_succ;
+    x->n_succ = keep.n_succ;
+    v->p->bytes[x->resource] += x->bytes;
+    return true;
+}
+static bool duplicate_update(struct victim *v)
+{
+    return become(v, PLAN_UPDATE, any_node(v, PLAN_UPDATE));
+}
+static bool duplicate_write_back(struct victim *v)
+{
+    return become(v, PLAN_WRITE_BACK, any_node(v, PLAN_WRITE_BACK));
+}
+static bool duplicate_cast(struct victim *v)
+{
+    return become(v, PLAN_GRAD_CAST, any_node(v, PLAN_GRAD_CAST));
+}
+static bool second_norm(struct victim *v) { return become(v, PLAN_UPDATE, any_node(v, PLAN_NORM)); }
+
+/* Removes the last node of a kind with all its edges. */
+static bool drop(struct victim *v, enum plan_kind kind)
+{
+    uint32_t i = any_node(v, kind);
+    if (i == PLAN_NO) return false;
+    struct plan *p = v->p;
+    p->bytes[p->nodes[i].resource] -= p->nodes[i].bytes;
+    while (p->nodes[i].n_deps) remove_edge(p, i, 0);
+    for (uint32_t j = i + 1; j < p->n_nodes; j++)
+        for (uint32_t e = 0; e < p->nodes[j].n_deps;) {
+            if (p->deps[p->nodes[j].first_dep + e] == i)
+                remove_edge(p, j, e);
+            else
+                e++;
+        }
+    memmove(p->nodes + i, p->nodes + i + 1, (p->n_nodes - i - 1) * sizeof *p->nodes);
+    p->n_nodes--;
+    for (uint32_t e = 0; e < p->n_deps; e++) p->deps[e] -= p->deps[e] > i;
+    for (uint32_t s = 0; s < p->n_slots; s++) {
+        p->slots[s].first -= p->slots[s].first > i;
+        p->slots[s].last -= p->slots[s].last > i;
+    }
+    for (uint32_t k = 0; k < p->n_visits; k++) p->visits[k].node -= p->visits[k].node > i;
+    mirror(p);
+    return true;
+}
+static bool drop_write_back(struct victim *v) { return drop(v, PLAN_WRITE_BACK); }
+static bool drop_fetch(struct victim *v) { return drop(v, PLAN_FETCH); }
+static bool drop_copy_in(struct victim *v) { return drop(v, PLAN_COPY_IN); }
+static bool drop_update(struct victim *v) { return drop(v, PLAN_UPDATE); }
+static bool drop_cast(struct victim *v) { return drop(v, PLAN_GRAD_CAST); }
+static bool drop_save(struct victim *v) { return drop(v, PLAN_SAVE); }
+static bool drop_load(struct victim *v) { return drop(v, PLAN_LOAD); }
+static bool drop_norm(struct victim *v) { return drop(v, PLAN_NORM); }
+
+static bool shrink_arena(struct victim *v)
+{
+    for (uint32_t i = 0, from = pick(&v->r, PLAN_ARENA_N); i < PLAN_ARENA_N; i++) {
+        uint32_t a = (from + i) % PLAN_ARENA_N;
+        if (v->p->peak_bytes[a] == 0) continue;
+        v->m.in.arena_bytes[a] = v->p->peak_bytes[a] - 1;
+        return true;
+    }
+    return false;
+}
+
+static bool wrong_chunk(struct victim *v)
+{
+    struct plan_node *x = node_at(v, pick(&v->r, 2) ? PLAN_FETCH : PLAN_COPY_IN);
+    if (!x || v->m.in.n_chunks < 2) return false;
+    x->chunk = (x->chunk + 1) % v->m.in.n_chunks;
+    x->block = v->m.chunks[x->chunk].block;
+    return true;
+}
+
+static bool wrong_offset(struct victim *v)
+{
+    struct plan_node *x = node_at(v, pick(&v->r, 2) ? PLAN_FETCH : PLAN_COPY_IN);
+    if (!x || x->slot == PLAN_NO) return false;
+    x->slot_offset_bytes += 64;
+    return true;
+}
+
+static bool wrong_source(struct victim *v)
+{
+    struct plan_node *x = node_at(v, PLAN_GRAD_CAST);
+    if (!x) return false;
+    x->src_offset_bytes += 64;
+    return true;
+}
+
+static struct plan_visit *any_visit(struct victim *v)
+{
+    return v->p->n_visits ? &v->p->visits[pick(&v->r, v->p->n_visits)] : NULL;
+}
+
+static bool no_accumulator(struct victim *v)
+{
+    struct plan_visit *x = any_visit(v);
+    if (!x || x->acc_slot == PLAN_NO) return false;
+    x->acc_slot = PLAN_NO;
+    return true;
+}
+
+static bool no_boundary(struct victim *v)
+{
+    struct plan_visit *x = any_visit(v);
+    if (!x || x->in_slot == PLAN_NO || v->m.in.own) return false;
+    x->in_slot = PLAN_NO;
+    return true;
+}
+
+static bool other_boundary(struct victim *v)
+{
+    struct plan_visit *x = any_visit(v), *y = any_visit(v);
+    if (!x || x->in_slot == PLAN_NO || y->in_slot == PLAN_NO || x->in_slot == y->in_slot ||
+        v->m.in.own)
+        return false;
+    x->in_slot = y->in_slot;
+    return true;
+}
+
+static bool other_params(struct victim *v)
+{
+    struct plan_visit *x = any_visit(v), *y = any_visit(v);
+    if (!x || x->param_slot == PLAN_NO || y->param_slot == x->param_slot) return false;
+    x->param_slot = y->param_slot;
+    return true;
+}
+
+static bool wrong_micro(struct victim *v)
+{
+    struct plan_visit *x = any_visit(v);
+    if (!x || v->m.in.n_micro < 2) return false;
+    x->micro = (x->micro + 1) % v->m.in.n_micro;
+    return true;
+}
+
+static bool wrong_first(struct victim *v)
+{
+    struct plan_visit *x = any_visit(v);
+    if (!x || x->dir != PLAN_BACKWARD) return false;
+    x->first_of_block = !x->first_of_block;
+    return true;
+}
+
+static bool wrong_last(struct victim *v)
+{
+    struct plan_visit *x = any_visit(v);
+    if (!x || x->dir != PLAN_BACKWARD || v->m.in.blocks[x->block].n_chunks_trainable == 0)
+        return false;
+    x->last_of_block = !x->last_of_block;
+    return true;
+}
+
+static bool wrong_bytes(struct victim *v)
+{
+    v->p->bytes[pick(&v->r, PLAN_RESOURCE_N)]++;
+    return true;
+}
+
+static bool wrong_part(struct victim *v)
+{
+    struct plan_node *x = &v->p->nodes[pick(&v->r, v->p->n_nodes)];
+    x->part ^= PLAN_RUN_UPDATE | PLAN_RUN_VISITS;
+    return true;
+}
+
+static bool not_prefetched(struct victim *v)
+{
+    struct plan_node *x = node_at(v, PLAN_UPDATE);
+    if (!x || (!x->prefetched && (v->m.chunks[x->chunk].home[CHUNK_PARAM] == CHUNK_HOST &&
+                                  v->m.chunks[x->chunk].home[CHUNK_OPT] == CHUNK_HOST)))
+        return false;
+    x->prefetched = !x->prefetched;
+    return true;
+}
+
+static bool moved_home(struct victim *v)
+{
+    if (v->m.in.n_chunks == 0 || v->m.in.mode != PLAN_TRAIN) return false;
+    struct plan_chunk_in *c = &v->m.chunks[pick(&v->r, v->m.in.n_chunks)];
+    int s = pick(&v->r, 3);
+    if (c->frozen) return false;
+    c->home[s] = c->home[s] == CHUNK_HOST ? CHUNK_NVME
+                                          : CHUNK_HOST; /* the input says otherwise than the plan */
+    return true;
+}
+
+static const struct {
+    const char *name;
+    bool (*plant)(struct victim *);
+} faults[] = {
+    { "swap_offsets", swap_offsets },
+    { "duplicate_update", duplicate_update },
+    { "duplicate_write_back", duplicate_write_back },
+    { "duplicate_cast", duplicate_cast },
+    { "second_norm", second_norm },
+    { "drop_write_back", drop_write_back },
+    { "drop_fetch", drop_fetch },
+    { "drop_copy_in", drop_copy_in },
+    { "drop_update", drop_update },
+    { "drop_cast", drop_cast },
+    { "drop_save", drop_save },
+    { "drop_load", drop_load },
+    { "drop_norm", drop_norm },
+    { "shrink_arena", shrink_arena },
+    { "wrong_chunk", wrong_chunk },
+    { "wrong_offset", wrong_offset },
+    { "wrong_source", wrong_source },
+    { "no_accumulator", no_accumulator },
+    { "no_boundary", no_boundary },
+    { "other_boundary", other_boundary },
+    { "other_params", other_params },
+    { "wrong_micro", wrong_micro },
+    { "wrong_first", wrong_first },
+    { "wrong_last", wrong_last },
+    { "wrong_bytes", wrong_bytes },
+    { "wrong_part", wrong_part },
+    { "not_prefetched", not_prefetched },
+    { "moved_home", moved_home },
+};
+
+TEST(plan_check_finds_planted_faults)
+{
+    for (size_t f = 0; f < sizeof faults / sizeof faults[0]; f++) {
+        uint32_t planted = 0, missed = 0;
+        for (uint64_t seed = 0; seed < SEEDS; seed++) {
+            struct victim v;
+            REQUIRE(victim_make(&v, seed));
+            struct plan *good = v.p;
+            v.p = copy_plan(good);
+            if (faults[f].plant(&v)) {
+                planted++;
+                if (!found(&v) && missed++ < 3)
+                    printf("# model %" PRIu64 ": %s is missed\n", seed, faults[f].name);
+            }
+            drop_copy(v.p);
+            plan_free(good);
+            model_free(&v.m);
+        }
+        if (missed || planted < 20)
+            printf("# %s: planted %u, missed %u\n", faults[f].name, planted, missed);
+        CHECK(missed == 0 && planted >= 20);
+    }
+}
+
+TEST_MAIN()
