@@ -77,7 +77,7 @@ void stk_config_init(stk_config *c, size_t size)
     c->size = size;
     c->micro_batches = 1;
     c->activations = STK_ACT_KEEP;
-    c->compute_threads = 2;
+    c->compute_threads = 1;
 }
 
 stk_status stk_open(const stk_config *c, stk_engine **out)

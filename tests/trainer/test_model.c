@@ -62,6 +62,7 @@ TEST(model_golden_f32_discrete_recompute)
 {
     stk_config c = config_of(STK_ACT_RECOMPUTE);
     c.device = STK_DEVICE_HOST_DISCRETE;
+    c.compute_threads = 2;
     for (size_t i = 0; i < GOLDEN_N; i++)
         compare_f32(golden_names[i], "config.other.json", c, opts_f32, 1);
 }

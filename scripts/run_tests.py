@@ -1,0 +1,238 @@
+#!/usr/bin/env python3
+"""Runs the tests of meson build folders and counts single tests, not programs.
+
+    run_tests.py run --label gcc --build build --results FILE [--match RE] [--exclude RE] ...
+    run_tests.py note --label clang --results FILE --failed TEXT [--log FILE]
+    run_tests.py summary --results FILE
+
+Every test program prints TAP (tests/test.h).  A program counts as one failed test more when it crashed, ran out of
+time, printed no test, ended with a code that its lines do not explain, or printed another number of tests than its
+plan says: nothing that did not finish can pass.  `run` appends what it counted to the results file, one JSON
+object a line; `summary` prints the failures and ends with one line, `N passed, N failed, N skipped`.
+
+Only the standard library: this runs on a fresh machine.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+TAP_LINE = re.compile(r"^(not ok|ok)\b(?:\s+\d+)?(?:\s*-)?\s*([^#]*)(?:#\s*(\w+)(.*))?$")
+TAP_PLAN = re.compile(r"^1\.\.(\d+)(?:\s*#\s*skip\b.*)?\s*$", re.IGNORECASE)
+LINES_SHOWN = 40  # of a failing test's output
+LIMIT_MAX_S = 1500
+
+
+def parse_tap(text):
+    """(tests, plan): tests are (name, 'passed' | 'failed' | 'skipped', lines above it); plan is None when there is none."""
+    tests, above, plan = [], [], None
+    for line in text.splitlines():
+        found = TAP_LINE.match(line)
+        planned = TAP_PLAN.match(line)
+        if found:
+            word = (found.group(3) or "").lower()
+            kind = "passed" if found.group(1) == "ok" else "failed"
+            if word.startswith("skip"):
+                kind = "skipped"
+            elif word == "todo":
+                kind = "skipped"
+            tests.append((found.group(2).strip() or "test %d" % (len(tests) + 1), kind, above))
+            above = []
+        elif planned:
+            plan = int(planned.group(1))
+        elif line.startswith("Bail out!"):
+            tests.append((line.strip(), "failed", above + [line]))
+            above = []
+        else:
+            above.append(line)
+    return tests, plan
+
+
+def judge(name, output, code, limit_s, timed_out):
+    """What one program's output and exit code come to: a list of (test, kind, lines)."""
+    tests, plan = parse_tap(output)
+    failed = sum(kind == "failed" for _, kind, _ in tests)
+    why = None
+    if timed_out:
+        why = "did not end within %d s" % limit_s
+    elif code < 0:
+        why = "was killed by signal %s" % signal.Signals(-code).name
+    elif code == 77 and not tests:
+        return [(name, "skipped", [])]
+    elif not tests and plan == 0 and code == 0:
+        return [(name, "skipped", [])]
+    elif not tests:
+        why = "printed no test (exit code %d)" % code
+    elif plan is None:
+        why = "printed no plan: it ended early (exit code %d)" % code
+    elif plan != len(tests):
+        why = "planned %d tests and printed %d" % (plan, len(tests))
+    elif code != 0 and not failed:
+        why = "ended with exit code %d though no test failed" % code
+    if why:
+        tests.append(("(the program)", "failed", output.splitlines()[-LINES_SHOWN:] + ["# the program " + why]))
+    return tests
+
+
+def listed(build):
+    """Tests as meson knows them; empty when the folder is not configured."""
+    text = subprocess.run(["meson", "introspect", "--tests", build], check=True, stdout=subprocess.PIPE).stdout
+    return json.loads(text)
+
+
+def run_one(test, environment, limit_s, wrap):
+    command = [str(part) for part in test["cmd"]]
+    if os.path.basename(command[0]).startswith("python3"):
+        command[0] = shutil.which("python3", path=environment["PATH"]) or command[0]
+    begin = time.monotonic()
+    try:
+        process = subprocess.Popen(wrap + command, env=environment, cwd=test.get("workdir") or None, stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    except OSError as error:
+        return "cannot start: %s" % error, 127, False, 0.0
+    timed_out = False
+    try:
+        output, _ = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        timed_out = True
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+    return output.decode("utf-8", "replace"), process.returncode, timed_out, time.monotonic() - begin
+
+
+class Run:
+    """The tests of one configuration, a few at a time; workers share the list and the results."""
+
+    def __init__(self, args):
+        self.args = args
+        self.lock = threading.Lock()
+        self.base = dict(os.environ)
+        for pair in args.env:
+            key, _, value = pair.partition("=")
+            self.base[key] = value
+        self.queue = [t for t in listed(args.build) if self.wanted(t)]
+        # The longest first, so that the end is not one program alone; a test without parallelism runs last and alone.
+        self.queue.sort(key=lambda t: (not t.get("is_parallel", True), -t["timeout"]))
+        self.results = []
+
+    def wanted(self, test):
+        rooms = [suite.split(":")[-1] for suite in test["suite"]]
+        name = "/".join(rooms[:1] + [test["name"]])
+        if "soak" in rooms and not self.args.soak:
+            return False
+        if self.args.match and not re.search(self.args.match, name):
+            return False
+        return not (self.args.exclude and re.search(self.args.exclude, name))
+
+    def work(self):
+        while True:
+            with self.lock:
+                if not self.queue:
+                    return
+                test = self.queue.pop(0)
+            environment = dict(self.base)
+            given = test.get("env") or {}
+            environment.update({k: v for k, v in given.items() if k not in ("MALLOC_PERTURB_",)})
+            limit_s = test["timeout"] if test["timeout"] > 0 else LIMIT_MAX_S
+            limit_s = min(limit_s * self.args.timeout_multiplier, LIMIT_MAX_S if not self.args.soak else 48 * 3600)
+            output, code, timed_out, took_s = run_one(test, environment, limit_s, self.args.wrap.split())
+            self.keep(test["name"], judge(test["name"], output, code, limit_s, timed_out), took_s)
+
+    def keep(self, program, tests, took_s):
+        count = {kind: sum(k == kind for _, k, _ in tests) for kind in ("passed", "failed", "skipped")}
+        text = ", ".join("%d %s" % (n, kind) for kind, n in count.items() if n)
+        with self.lock:
+            self.results.append({"label": self.args.label, "program": program, "took_s": round(took_s, 2), "tests": [
+                {"name": n, "kind": k, "lines": lines[-LINES_SHOWN:] if k == "failed" else []} for n, k, lines in tests]})
+            print("   %-6s %-34s %6.1f s  %s" % (self.args.label, program, took_s, text), flush=True)
+
+    def all(self):
+        alone = [t for t in self.queue if not t.get("is_parallel", True)]
+        self.queue = [t for t in self.queue if t.get("is_parallel", True)]
+        for jobs, queue in ((self.args.jobs, self.queue), (1, alone)):
+            self.queue = queue
+            workers = [threading.Thread(target=self.work) for _ in range(jobs)]
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join()
+        return self.results
+
+
+def append(path, results):
+    with open(path, "a", encoding="utf-8") as out:
+        for result in results:
+            out.write(json.dumps(result) + "\n")
+
+
+def command_run(args):
+    run = Run(args)
+    if not run.queue:
+        append(args.results, [{"label": args.label, "program": "(none)", "took_s": 0, "tests": [
+            {"name": "there is a test", "kind": "failed", "lines": ["# no test of %s matches" % args.build]}]}])
+        return 1
+    results = run.all()
+    append(args.results, results)
+    return int(any(t["kind"] == "failed" for r in results for t in r["tests"]))
+
+
+def command_note(args):
+    lines = []
+    if args.log:
+        with open(args.log, encoding="utf-8", errors="replace") as log:
+            lines = log.read().splitlines()[-LINES_SHOWN:]
+    append(args.results, [{"label": args.label, "program": args.failed, "took_s": 0, "tests": [
+        {"name": "(the program)", "kind": "failed", "lines": lines}]}])
+    return 0
+
+
+def command_summary(args):
+    results = []
+    if os.path.exists(args.results):
+        with open(args.results, encoding="utf-8") as source:
+            results = [json.loads(line) for line in source]
+    count = {"passed": 0, "failed": 0, "skipped": 0}
+    for result in results:
+        for test in result["tests"]:
+            count[test["kind"]] += 1
+            if test["kind"] == "failed":
+                print("\n".join(test["lines"]))
+                print("FAILED: %s %s: %s" % (result["label"], result["program"], test["name"]))
+    print("%(passed)d passed, %(failed)d failed, %(skipped)d skipped" % count)
+    return int(count["failed"] > 0 or count["passed"] == 0)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run")
+    run.add_argument("--label", required=True)
+    run.add_argument("--build", required=True)
+    run.add_argument("--results", required=True)
+    run.add_argument("--match", default="")
+    run.add_argument("--exclude", default="")
+    run.add_argument("--env", action="append", default=[], help="NAME=VALUE")
+    run.add_argument("--wrap", default="", help="command to run each program under")
+    run.add_argument("--timeout-multiplier", type=float, default=1)
+    run.add_argument("--jobs", type=int, default=2)
+    run.add_argument("--soak", action="store_true")
+    note = commands.add_parser("note")
+    note.add_argument("--label", required=True)
+    note.add_argument("--results", required=True)
+    note.add_argument("--failed", required=True)
+    note.add_argument("--log", default="")
+    summary = commands.add_parser("summary")
+    summary.add_argument("--results", required=True)
+    args = parser.parse_args()
+    return {"run": command_run, "note": command_note, "summary": command_summary}[args.command](args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

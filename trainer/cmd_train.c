@@ -1,0 +1,70 @@
+/* trainer/cmd_train.c - `stoker train` and `stoker plan`: options, start, loop, exit code. What a run does is in train*.c. */
+#include "base/sys.h"
+#include "trainer/cmd.h"
+#include "trainer/signals.h"
+#include "trainer/train.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+static const char usage_train[] = "usage: stoker train --model DIR --data FILE --out DIR --steps N [options]";
+static const char usage_plan[] = "usage: stoker plan --model DIR --data FILE --steps N [options of train] [--plan FILE] [--trace FILE]";
+
+static stk_status write_plan(struct train *t, struct stk_error *err)
+{
+    if (t->o.plan) STK_TRY(run_engine(&t->r, stk_plan_write(t->r.e, t->o.plan, false), err));
+    if (t->o.trace) STK_TRY(run_engine(&t->r, stk_plan_write(t->r.e, t->o.trace, true), err));
+    return STK_OK;
+}
+
+static stk_status run(struct train *t, bool dry, struct stk_error *err)
+{
+    STK_TRY(train_open(t, err));
+    pulse_phase(t->r.pulse, "planning and reserving memory", 0);
+    stk_status st = run_seal(&t->r, dry, err);
+    pulse_phase(t->r.pulse, NULL, 0);
+    STK_TRY(st);
+    report_start(t);
+    STK_TRY(write_plan(t, err));
+    if (dry) return STK_OK;
+    STK_TRY(train_check_room(t, err));
+    if (sys_mkdirs(t->o.out) != 0) return stk_error_set(err, STK_ERR_IO, errno, "--out %s: cannot be made: %s", t->o.out, strerror(errno));
+    STK_TRY(report_open(&t->report, &t->o, err));
+    st = t->o.resume ? train_resume_load(t, err) : run_load(&t->r, err);
+    if (st == STK_ERR_INTERRUPTED) return st;
+    STK_TRY(st);
+    return train_run(t, err);
+}
+
+static int train_or_plan(int argc, char **argv, uint32_t verb, const char *usage)
+{
+    struct train *t = sys_calloc(1, sizeof *t);
+    struct stk_error err = { 0 };
+    if (!t) {
+        stk_error_set(&err, STK_ERR_NOMEM, 0, "no memory to begin");
+        return cmd_fail(&err);
+    }
+    run_opts_rows(&t->o, verb);
+    int code = EXIT_DONE;
+    if (cmd_help(argc, argv, usage, t->o.rows, t->o.n_rows)) {
+        code = EXIT_DONE;
+    } else if (run_opts_parse(&t->o, verb, argc, argv, &err) != STK_OK) {
+        code = cmd_fail_use(&err);
+    } else {
+        signals_install();
+        t->r.pulse = pulse_open();
+        stk_status st = run(t, verb == FOR_PLAN || t->o.dry_run, &err);
+        struct pulse *pulse = t->r.pulse;
+        train_close(t);
+        pulse_close(pulse);
+        run_opts_free(&t->o);
+        if (st == STK_ERR_INTERRUPTED) printf("%s: nothing was trained\n", err.text);
+        else if (st != STK_OK) code = cmd_fail(&err);
+    }
+    sys_free(t);
+    return code;
+}
+
+int cmd_train(int argc, char **argv) { return train_or_plan(argc, argv, FOR_TRAIN, usage_train); }
+int cmd_plan(int argc, char **argv) { return train_or_plan(argc, argv, FOR_PLAN, usage_plan); }

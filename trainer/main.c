@@ -1,0 +1,53 @@
+/* trainer/main.c - the program: finds the verb and hands over. Knows nothing about what verbs do. */
+#include "trainer/cmd.h"
+#include "engine/stoker.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const struct verb {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const char *help;
+} verbs[] = {
+    { "init", cmd_init, "make a randomly initialised model folder from a config.json" },
+    { "prepare", cmd_prepare, "turn text, prompts or chats into a token file (Python)" },
+    { "train", cmd_train, "train all parameters of a model" },
+    { "plan", cmd_plan, "show what a training run would need, and its plan; runs nothing" },
+    { "eval", cmd_eval, "mean loss and perplexity of a model over a token file" },
+    { "export", cmd_export, "a Hugging Face folder from a checkpoint" },
+    { "inspect", cmd_inspect, "what a model, checkpoint, token file or store holds" },
+    { "doctor", cmd_doctor, "what this machine allows, and what to change" },
+};
+enum { VERB_N = sizeof verbs / sizeof verbs[0] };
+
+static void print_usage(FILE *to)
+{
+    fputs("usage: stoker VERB [options]; stoker VERB --help lists them\n\n", to);
+    for (int i = 0; i < VERB_N; i++) fprintf(to, "  %-8s  %s\n", verbs[i].name, verbs[i].help);
+}
+
+int main(int argc, char **argv)
+{
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    if (argc < 2) {
+        print_usage(stderr);
+        return EXIT_USE;
+    }
+    for (int i = 0; i < VERB_N; i++)
+        if (strcmp(argv[1], verbs[i].name) == 0) return verbs[i].run(argc - 2, argv + 2);
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
+        print_usage(stdout);
+        return EXIT_DONE;
+    }
+    if (strcmp(argv[1], "--version") == 0) {
+        printf("stoker %s\n", stk_version());
+        return EXIT_DONE;
+    }
+    const char *names[VERB_N];
+    for (int i = 0; i < VERB_N; i++) names[i] = verbs[i].name;
+    const char *near = opts_nearest(argv[1], names, VERB_N);
+    fprintf(stderr, "stoker: %s: there is no such verb; %s%s\n", argv[1], near ? "did you mean " : "see stoker --help",
+            near ? near : "");
+    return EXIT_USE;
+}

@@ -1,0 +1,118 @@
+/* trainer/train_open.c - opens a training run and refuses what cannot work, before anything is written: options, model, data, what lies
+ * in --out, the checkpoint to go on from, the engine's budgets and disks.
+ *
+ * Must not know: steps. Application's thread. */
+#include "base/mem.h"
+#include "base/sys.h"
+#include "formats/files.h"
+#include "trainer/hf_out.h"
+#include "trainer/train.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+static stk_status count_steps(struct train *t, struct stk_error *err)
+{
+    const struct run_opts *o = &t->o;
+    t->n_windows = tokens_windows(t->r.data, o->seq);
+    t->steps = o->steps;
+    if (!o->steps) {
+        double steps = floor((double)t->n_windows * o->epochs / (double)o->batch);
+        if (steps < 1)
+            return stk_error_set(err, STK_ERR_CONFIG, 0, "--epochs %g of %" PRIu64 " windows is less than one batch of %" PRIu64 ": give more epochs or a smaller --batch",
+                                 o->epochs, t->n_windows, o->batch);
+        t->steps = (uint64_t)steps;
+    }
+    if (o->warmup > t->steps)
+        return stk_error_set(err, STK_ERR_CONFIG, 0, "--warmup %" PRIu64 " is longer than the run of %" PRIu64 " steps", o->warmup, t->steps);
+    return STK_OK;
+}
+
+static stk_status check_side_file(const char *option, const char *path, struct stk_error *err)
+{
+    if (!path) return STK_OK;
+    char *parent = files_parent(path);
+    if (!parent) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a path");
+    stk_status st = hf_check_writable(option, parent, err);
+    sys_free(parent);
+    return st;
+}
+
+static stk_status check_paths(struct train *t, struct stk_error *err)
+{
+    const struct run_opts *o = &t->o;
+    STK_TRY(check_side_file("--log", o->log, err));
+    STK_TRY(check_side_file("--plan", o->plan, err));
+    STK_TRY(check_side_file("--trace", o->trace, err));
+    if (o->dump_gradients) STK_TRY(hf_check_writable("--dump-gradients", o->dump_gradients, err));
+    if (!o->out) return STK_OK;
+    t->ckpt_dir = sys_format("%s/checkpoints", o->out);
+    if (!t->ckpt_dir) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a path");
+    return train_check_out(t, err);
+}
+
+static stk_status open_eval(struct train *t, struct stk_error *err)
+{
+    if (!t->o.eval_data) return STK_OK;
+    STK_TRY(tokens_open(t->o.eval_data, t->r.src.cfg.vocab, &t->eval_data, err));
+    return tokens_check_seq(t->eval_data, t->o.seq, err);
+}
+
+/* Bytes of one checkpoint before the engine can say (engine/checkpoint.c): 12 a trained parameter, 2 a frozen one. */
+static uint64_t save_bytes(const struct train *t)
+{
+    uint64_t sum = 65536;
+    for (uint32_t i = 0; i < model_tensor_count(t->r.model); i++) {
+        const struct model_tensor_info *info = model_tensor(t->r.model, i);
+        sum += info->n_elems * (info->frozen ? 2 : 12) + 1024;
+    }
+    return sum;
+}
+
+static stk_status check_room(const struct train *t, struct stk_error *err)
+{
+    const struct run_opts *o = &t->o;
+    if (!o->out) return STK_OK;
+    uint64_t device, room = hf_room(o->out, &device), one = save_bytes(t), model = hf_bytes(&t->r.src.cfg, t->r.src.both);
+    bool saves = o->checkpoint_every || o->save_final_state;
+    char a[32], b[32], c[32];
+    mem_size_format(room, a);
+    mem_size_format(one, b);
+    mem_size_format(model, c);
+    if (room < model + (saves ? one : 0))
+        return stk_error_set(err, STK_ERR_NOSPACE, 0, "--out %s: %s are free there; the finished model takes %s%s%s: free space or choose another disk", o->out,
+                             a, c, saves ? ", a checkpoint " : "", saves ? b : "");
+    if (saves && room < model + one * (o->keep_checkpoints + 1))
+        printf("warning: --out %s has %s free; the model takes %s and %" PRIu64 " checkpoints of %s are there at once while one is written: lower --keep-checkpoints\n",
+               o->out, a, c, o->keep_checkpoints + 1, b);
+    return STK_OK;
+}
+
+stk_status train_check_room(const struct train *t, struct stk_error *err) { return check_room(t, err); }
+
+stk_status train_open(struct train *t, struct stk_error *err)
+{
+    STK_TRY(check_paths(t, err));
+    STK_TRY(run_open(&t->r, &t->o, false, false, err));
+    STK_TRY(count_steps(t, err));
+    STK_TRY(open_eval(t, err));
+    if (t->o.resume) STK_TRY(train_resume_find(t, err));
+    STK_TRY(check_room(t, err));
+    STK_TRY(token_order_new(t->n_windows, t->o.seed, &t->order, err));
+    t->windows = sys_calloc(t->o.batch, sizeof *t->windows);
+    return t->windows ? STK_OK : stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a batch");
+}
+
+void train_close(struct train *t)
+{
+    report_close(&t->report);
+    run_close(&t->r);
+    if (t->eval_data) tokens_close(t->eval_data);
+    token_order_free(t->order);
+    sys_free(t->windows);
+    sys_free(t->ckpt_dir);
+    sys_free(t->resume_path);
+    json_decref(t->resume_client);
+}
