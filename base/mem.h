@@ -14,7 +14,7 @@ const char *mem_tier_name(enum mem_tier tier);
 struct mem_row {
     enum mem_tier tier;
     char owner[48];        /* "optimizer state", "parameter cache", ... : what a person calls it */
-    char option[32];       /* the option that shrinks it, "" if none */
+    char option[64];       /* the option that shrinks it, "" if none */
     uint64_t size_bytes;
 };
 

@@ -163,7 +163,6 @@ static stk_status open_storage(stk_engine *e, uint32_t n_extents)
     const char *const *notes;
     uint32_t n = store_notes(e->store, &notes);
     for (uint32_t i = 0; i < n; i++) eng_note(e, "%s", notes[i]);
-    eng_note(e, "storage: %s; %s", io_describe(e->io), store_describe(e->store));
     return STK_OK;
 }
 
@@ -289,6 +288,7 @@ static stk_status seal_machine(stk_engine *e)
     STK_TRY(reserve_homes(e, e->held));
     STK_TRY(open_storage(e, n_extents));
     register_buffers(e);
+    if (e->store) eng_note(e, "storage: %s; %s", io_describe(e->io), store_describe(e->store));
     uint32_t n = e->plan_train->n_nodes;
     if (e->plan_eval && e->plan_eval->n_nodes > n) n = e->plan_eval->n_nodes;
     STK_TRY(run_alloc(e, n));

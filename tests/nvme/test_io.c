@@ -338,6 +338,31 @@ TEST(io_nvm_23_eio)
     }
 }
 
+/* The first part of a large request fails while others are under way and others still wait. */
+TEST(io_error_in_the_middle_of_a_request)
+{
+    for (int ex = 0; ex < 2; ex++) {
+        struct world w = { .cfg = { .depth = 2 } };
+        struct stk_error err = { 0 };
+        uint32_t file;
+        CHECK_OK(world_open(&w, IO_POSIX, ex ? EXEC_SIM : EXEC_THREADS, test_seed(), &err), &err);
+        CHECK_OK(world_file(&w, "a", 40 * MIB, 0, &file, &err), &err);
+        uint8_t *buf = sys_mmap(120 * MIB, false);
+        struct io_req rd[3] = { 0 };
+        for (int i = 0; i < 3; i++)
+            rd[i] = (struct io_req){
+                .op = IO_READ, .file = file, .buf = buf + i * 40 * MIB, .size_bytes = 40 * MIB
+            };
+        sys_fault_arm(SYS_READ, 1, 1, EIO);
+        CHECK_OK(run_batch(&w, rd, 3, &err), &err);
+        sys_fault_arm(SYS_READ, 0, 0, 0);
+        CHECK(rd[0].status == STK_ERR_IO && rd[0].os_errno == EIO && rd[0].moved_bytes < 40 * MIB);
+        CHECK(rd[1].status == STK_OK && rd[2].status == STK_OK && rd[2].moved_bytes == 40 * MIB);
+        world_close(&w);
+        sys_munmap(buf, 120 * MIB);
+    }
+}
+
 /* NVM-16, NVM-17: short transfers are resubmitted and counted; bytes are right. */
 TEST(io_nvm_16_short_results)
 {

@@ -185,6 +185,41 @@ TEST(store_checksum_covers_extent_and_version)
     sys_munmap(buf, 8192);
 }
 
+/* The newest version survives a put of any other version, and a failed put leaves no version that
+ * could be got; the padding that goes to disk is zero. */
+TEST(store_rooms_and_failed_puts)
+{
+    for (uint32_t room = 1; room <= 3; room++) {
+        struct world w = { 0 };
+        struct stk_error err = { 0 };
+        struct store *s;
+        uint64_t bytes[1] = { 5000 };
+        struct store_cfg cfg = { .n_extents = 1, .extent_bytes = bytes, .room = room };
+        struct store_op op;
+        CHECK_OK(world_open(&w, IO_POSIX, EXEC_SIM, test_seed(), &err), &err);
+        CHECK_OK(store_world_open(&w, &cfg, &s, &err), &err);
+        uint8_t *buf = sys_mmap(8192, false);
+        memset(buf, 0xee, 8192);
+        CHECK(put_one(&w, s, 0, buf, 5, &op) == STK_OK && buf[4999] == 0xee);
+        for (int i = 5000; i < 8192; i++) CHECK(buf[i] == 0);
+        CHECK(put_one(&w, s, 0, buf, 3, &op) == STK_OK && put_one(&w, s, 0, buf, 4, &op) == STK_OK);
+        if (room > 1) CHECK(get_one(&w, s, 0, buf, 3, &op) == STK_OK);
+        sys_fault_arm(SYS_WRITE, 1, 1, EIO);
+        CHECK(put_one(&w, s, 0, buf, 6, &op) == STK_ERR_IO && op.error.os_errno == EIO);
+        sys_fault_arm(SYS_WRITE, 0, 0, 0);
+        CHECK(store_version(s, 0) == (room > 1 ? 4 : UINT64_MAX));
+        CHECK((get_one(&w, s, 0, buf, UINT64_MAX, &op) == STK_OK) == (room > 1));
+        if (room == 1) CHECK(strstr(op.error.text, "none that is complete"));
+        if (room == 2) { /* version 3 was in the slot that the failed put destroyed */
+            CHECK(get_one(&w, s, 0, buf, 3, &op) == STK_ERR_CORRUPT);
+            CHECK(strstr(op.error.text, "version 3 was expected"));
+        }
+        store_close(s);
+        world_close(&w);
+        sys_munmap(buf, 8192);
+    }
+}
+
 /* NVM-04: two stores on one path at once have folders of their own. */
 TEST(store_nvm_04_two_stores_one_path)
 {
