@@ -1,7 +1,9 @@
-/* trainer/cmd_export.c - `stoker export`: a Hugging Face folder from a checkpoint, as a stream (CKP-20); needs no engine.
+/* trainer/cmd_export.c - `stoker export`: a Hugging Face folder from a checkpoint, as a stream
+ * (CKP-20); needs no engine.
  *
- * The checkpoint's client object (train_state.c) holds config.json and the model folder it came from; parameters are the masters rounded
- * as the engine rounds them, so the result equals what `stoker train` would have left. */
+ * The checkpoint's client object (train_state.c) holds config.json and the model folder it came
+ * from; parameters are the masters rounded as the engine rounds them, so the result equals what
+ * `stoker train` would have left. */
 #include "base/convert.h"
 #include "base/sys.h"
 #include "formats/manifest.h"
@@ -17,28 +19,35 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-struct export_opts { const char *checkpoint, *out, *model; };
+struct export_opts {
+    const char *checkpoint, *out, *model;
+};
 
 static const struct opt_row rows[] = {
-    { "checkpoint", OPT_STRING, offsetof(struct export_opts, checkpoint), .arg = "DIR", .help = "one checkpoint; or a folder of them, or the --out of a run: the newest", .required = true },
-    { "out", OPT_STRING, offsetof(struct export_opts, out), .arg = "DIR", .help = "the folder to make; must not hold anything", .required = true },
-    { "model", OPT_STRING, offsetof(struct export_opts, model), .arg = "DIR", .help = "where config and tokenizer are; default: as the checkpoint says" },
+    { "checkpoint", OPT_STRING, offsetof(struct export_opts, checkpoint), .arg = "DIR",
+      .help = "one checkpoint; or a folder of them, or the --out of a run: the newest",
+      .required = true },
+    { "out", OPT_STRING, offsetof(struct export_opts, out), .arg = "DIR",
+      .help = "the folder to make; must not hold anything", .required = true },
+    { "model", OPT_STRING, offsetof(struct export_opts, model), .arg = "DIR",
+      .help = "where config and tokenizer are; default: as the checkpoint says" },
 };
 enum { ROW_N = sizeof rows / sizeof rows[0], PIECE = 1 << 20, FILES_MAX = 4096 };
 
 static const char usage[] = "usage: stoker export --checkpoint DIR --out DIR [--model DIR]";
 
-struct export {
-    char *path;               /* of the checkpoint */
-    json_t *doc;              /* manifest */
+struct export
+{
+    char *path;  /* of the checkpoint */
+    json_t *doc; /* manifest */
     struct model_config cfg;
     bool have_cfg, fp16;
-    char model[4096];         /* folder of the companions; "": none */
+    char model[4096]; /* folder of the companions; "": none */
     struct st_file *files[FILES_MAX];
     uint32_t n_files;
-    float *master;            /* [PIECE] */
-    int16_t *low;             /* [PIECE] */
-    uint16_t *out;            /* [PIECE] */
+    float *master; /* [PIECE] */
+    int16_t *low;  /* [PIECE] */
+    uint16_t *out; /* [PIECE] */
 };
 
 static const struct st_tensor *find(struct export *x, const char *name, struct st_file **file)
@@ -51,20 +60,26 @@ static const struct st_tensor *find(struct export *x, const char *name, struct s
     return NULL;
 }
 
-static stk_status read_values(void *arg, const struct model_tensor *mt, uint64_t first, uint64_t n, uint16_t *out, struct stk_error *err)
+static stk_status read_values(void *arg, const struct model_tensor *mt, uint64_t first, uint64_t n,
+                              uint16_t *out, struct stk_error *err)
 {
     struct export *x = arg;
     struct st_file *f;
     const struct st_tensor *t = find(x, mt->name, &f);
     uint64_t elements = mt->shape[0] * (mt->rank > 1 ? mt->shape[1] : 1);
-    if (signals_stop()) return stk_error_set(err, STK_ERR_INTERRUPTED, 0, "interrupted; nothing was written");
+    if (signals_stop())
+        return stk_error_set(err, STK_ERR_INTERRUPTED, 0, "interrupted; nothing was written");
     if (!t || t->n_elements != elements)
-        return stk_error_set(err, STK_ERR_FORMAT, 0, "%s: tensor %s is missing or has another size than config.json says (%llu elements)", x->path, mt->name,
-                             (unsigned long long)elements);
+        return stk_error_set(
+            err, STK_ERR_FORMAT, 0,
+            "%s: tensor %s is missing or has another size than config.json says (%llu elements)",
+            x->path, mt->name, (unsigned long long)elements);
     if (st_dtype_bytes(t->dtype) == 2) return st_read(f, t, first * 2, n * 2, out, err);
     STK_TRY(st_read(f, t, first * 4, n * 4, x->master, err));
-    if (x->fp16) convert_f32_to_fp16(x->master, out, n);
-    else convert_split(x->master, out, x->low, n);
+    if (x->fp16)
+        convert_f32_to_fp16(x->master, out, n);
+    else
+        convert_split(x->master, out, x->low, n);
     return STK_OK;
 }
 
@@ -76,9 +91,12 @@ static stk_status config_of(struct export *x, const json_t *config, struct stk_e
     int fd = text ? memfd_create("config.json", MFD_CLOEXEC) : -1;
     stk_status st = STK_OK;
     if (!text)
-        st = stk_error_set(err, STK_ERR_FORMAT, 0, "%s: holds no config.json: give --model DIR, the folder the run started from", x->path);
+        st = stk_error_set(
+            err, STK_ERR_FORMAT, 0,
+            "%s: holds no config.json: give --model DIR, the folder the run started from", x->path);
     else if (fd < 0 || sys_write_full(fd, text, strlen(text), 0) != (int64_t)strlen(text))
-        st = stk_error_set(err, STK_ERR_IO, errno, "%s: its configuration cannot be read: %s", x->path, strerror(errno));
+        st = stk_error_set(err, STK_ERR_IO, errno, "%s: its configuration cannot be read: %s",
+                           x->path, strerror(errno));
     if (st == STK_OK) {
         snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
         st = model_config_read(path, &x->cfg, err);
@@ -89,14 +107,17 @@ static stk_status config_of(struct export *x, const json_t *config, struct stk_e
     return st;
 }
 
-static stk_status open_config(struct export *x, const struct export_opts *o, const json_t *client, struct stk_error *err)
+static stk_status open_config(struct export *x, const struct export_opts *o, const json_t *client,
+                              struct stk_error *err)
 {
     const char *folder = json_string_value(json_object_get(client, "model"));
     struct stat st;
     snprintf(x->model, sizeof x->model, "%s", o->model ? o->model : folder ? folder : "");
     if (!o->model) {
         if (x->model[0] && stat(x->model, &st) != 0) {
-            printf("%s is gone: tokenizer and generation files are left out; --model DIR names another\n", x->model);
+            printf("%s is gone: tokenizer and generation files are left out; --model DIR names "
+                   "another\n",
+                   x->model);
             x->model[0] = '\0';
         }
         return config_of(x, json_object_get(client, "config"), err);
@@ -125,7 +146,8 @@ static stk_status find_checkpoint(struct export *x, const char *given, struct st
     if (note) printf("%s\n", note);
     sys_free(note);
     if (!x->path) x->path = sys_strdup(given);
-    return x->path ? manifest_read(x->path, true, &x->doc, err) : stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a path");
+    return x->path ? manifest_read(x->path, true, &x->doc, err)
+                   : stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a path");
 }
 
 static stk_status open_files(struct export *x, struct stk_error *err)
@@ -143,7 +165,9 @@ static stk_status open_files(struct export *x, struct stk_error *err)
     x->master = sys_calloc(PIECE, sizeof *x->master);
     x->low = sys_calloc(PIECE, sizeof *x->low);
     x->out = sys_calloc(PIECE, sizeof *x->out);
-    return x->master && x->low && x->out ? STK_OK : stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for buffers");
+    return x->master && x->low && x->out
+               ? STK_OK
+               : stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for buffers");
 }
 
 static stk_status export_all(struct export *x, const struct export_opts *o, struct stk_error *err)
@@ -156,12 +180,20 @@ static stk_status export_all(struct export *x, const struct export_opts *o, stru
     x->fp16 = dtype && strcmp(dtype, "fp16") == 0;
     STK_TRY(open_config(x, o, client, err));
     STK_TRY(open_files(x, err));
-    struct hf_job job = { .cfg = &x->cfg, .dtype = x->fp16 ? ST_F16 : ST_BF16, .head_only = json_is_true(json_object_get(client, "head_only")),
-                          .both = json_is_true(json_object_get(client, "both")), .copy_from = x->model[0] ? x->model : NULL,
-                          .read = read_values, .arg = x, .buf = x->out, .buf_bytes = PIECE * sizeof *x->out };
+    struct hf_job job = { .cfg = &x->cfg,
+                          .dtype = x->fp16 ? ST_F16 : ST_BF16,
+                          .head_only = json_is_true(json_object_get(client, "head_only")),
+                          .both = json_is_true(json_object_get(client, "both")),
+                          .copy_from = x->model[0] ? x->model : NULL,
+                          .read = read_values,
+                          .arg = x,
+                          .buf = x->out,
+                          .buf_bytes = PIECE * sizeof *x->out };
     uint64_t need = hf_bytes(&x->cfg, job.both), room = hf_room(o->out, &device);
     if (need > room)
-        return stk_error_set(err, STK_ERR_NOSPACE, 0, "--out %s: the model takes %.1f GB, %.1f GB are free there", o->out, (double)need / 1e9, (double)room / 1e9);
+        return stk_error_set(err, STK_ERR_NOSPACE, 0,
+                             "--out %s: the model takes %.1f GB, %.1f GB are free there", o->out,
+                             (double)need / 1e9, (double)room / 1e9);
     char *partial = sys_format("%s.partial", o->out);
     if (!partial) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a path");
     job.pulse = pulse_open();
@@ -188,12 +220,14 @@ int cmd_export(int argc, char **argv)
     struct export_opts o = { 0 };
     struct stk_error err = { 0 };
     if (cmd_help(argc, argv, usage, rows, ROW_N)) return EXIT_DONE;
-    if (opts_parse(rows, ROW_N, argc, argv, &o, NULL, NULL, &err) != STK_OK) return cmd_fail_use(&err);
+    if (opts_parse(rows, ROW_N, argc, argv, &o, NULL, NULL, &err) != STK_OK)
+        return cmd_fail_use(&err);
     struct export *x = sys_calloc(1, sizeof *x);
     signals_install();
     size_t n = strlen(o.out);
     while (n > 1 && o.out[n - 1] == '/') ((char *)(uintptr_t)o.out)[--n] = '\0';
-    stk_status st = x ? export_all(x, &o, &err) : stk_error_set(&err, STK_ERR_NOMEM, 0, "no memory to begin");
+    stk_status st = x ? export_all(x, &o, &err)
+                      : stk_error_set(&err, STK_ERR_NOMEM, 0, "no memory to begin");
     if (st == STK_OK) printf("%s: the model of %s\n", o.out, x->path);
     if (x) export_free(x);
     sys_free(x);

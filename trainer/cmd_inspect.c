@@ -1,5 +1,5 @@
-/* trainer/cmd_inspect.c - `stoker inspect PATH`: says what a folder or file is and what it holds. Reads headers, and of a checkpoint every byte
- * (its checksums). Changes nothing. */
+/* trainer/cmd_inspect.c - `stoker inspect PATH`: says what a folder or file is and what it holds.
+ * Reads headers, and of a checkpoint every byte (its checksums). Changes nothing. */
 #include "base/mem.h"
 #include "base/sys.h"
 #include "formats/manifest.h"
@@ -16,7 +16,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const char usage[] = "usage: stoker inspect PATH\n\nPATH: a model folder, a checkpoint or a folder of them, a safetensors, a token file, a folder of swapped state";
+static const char usage[] =
+    "usage: stoker inspect PATH\n\nPATH: a model folder, a checkpoint or a folder of them, a "
+    "safetensors, a token file, a folder of swapped state";
 
 static bool has(const char *folder, const char *name)
 {
@@ -38,13 +40,19 @@ static stk_status show_model(const char *path, struct stk_error *err)
         bytes += t->size_bytes;
         of_dtype[t->dtype]++;
     }
-    printf("model: %s, %.2f million parameters, %u tensors in %u files, %s\n", model_family_name(c->family), (double)model_param_count(c) / 1e6,
-           st_set_count(s.set), st_set_files(s.set), mem_size_format(bytes, size));
-    printf("layers %u, hidden %u, intermediate %u, heads %u, key-value heads %u, head size %u, vocabulary %u, positions %u\n", c->layers, c->hidden,
-           c->intermediate, c->heads, c->kv_heads, c->head_dim, c->vocab, c->max_positions);
+    printf("model: %s, %.2f million parameters, %u tensors in %u files, %s\n",
+           model_family_name(c->family), (double)model_param_count(c) / 1e6, st_set_count(s.set),
+           st_set_files(s.set), mem_size_format(bytes, size));
+    printf("layers %u, hidden %u, intermediate %u, heads %u, key-value heads %u, head size %u, "
+           "vocabulary %u, positions %u\n",
+           c->layers, c->hidden, c->intermediate, c->heads, c->kv_heads, c->head_dim, c->vocab,
+           c->max_positions);
     printf("rope theta %g%s, %s head%s%s, config in the %s spelling, dtypes:", c->rope_theta,
-           c->rope == ROPE_LLAMA3 ? " (llama3 scaling)" : c->rope == ROPE_LINEAR ? " (linear scaling)" : "", c->tied ? "tied" : "untied",
-           c->qk_norm ? ", q/k norm" : "", c->attention_bias ? ", attention biases" : "", c->new_spelling ? "new" : "old");
+           c->rope == ROPE_LLAMA3   ? " (llama3 scaling)"
+           : c->rope == ROPE_LINEAR ? " (linear scaling)"
+                                    : "",
+           c->tied ? "tied" : "untied", c->qk_norm ? ", q/k norm" : "",
+           c->attention_bias ? ", attention biases" : "", c->new_spelling ? "new" : "old");
     for (int t = 0; t < ST_DTYPE_N; t++)
         if (of_dtype[t]) printf(" %s x %" PRIu64, st_dtype_name((enum st_dtype)t), of_dtype[t]);
     printf("\nevery tensor that the configuration names is there, with its shape\n");
@@ -62,22 +70,29 @@ static void show_text(const json_t *doc, const char *name)
 
 static stk_status show_checkpoint(const char *path, struct stk_error *err)
 {
-    static const char *const of_doc[] = { "step", "updates", "skipped_total", "loss_scale", "dtype", "moments", "numerics" };
-    static const char *const of_client[] = { "writer", "model", "data", "position", "tokens", "steps", "seq", "batch", "seed", "schedule", "lr" };
+    static const char *const of_doc[] = { "step",  "updates", "skipped_total", "loss_scale",
+                                          "dtype", "moments", "numerics" };
+    static const char *const of_client[] = { "writer", "model",    "data", "position",
+                                             "tokens", "steps",    "seq",  "batch",
+                                             "seed",   "schedule", "lr" };
     json_t *doc = NULL;
     STK_TRY(manifest_read(path, true, &doc, err));
     uint64_t elements = 0, frozen = 0;
     size_t i;
-    const json_t *t, *tensors = json_object_get(doc, "tensors"), *client = json_object_get(doc, "client");
-    json_array_foreach(tensors, i, t) {
+    const json_t *t, *tensors = json_object_get(doc, "tensors"),
+                     *client = json_object_get(doc, "client");
+    json_array_foreach(tensors, i, t)
+    {
         uint64_t n = (uint64_t)json_integer_value(json_object_get(t, "elements"));
         elements += n;
         if (json_is_true(json_object_get(t, "frozen"))) frozen += n;
     }
-    printf("checkpoint: %zu tensors, %.2f million parameters, %.2f million frozen; sizes and checksums agree\n", json_array_size(tensors),
-           (double)elements / 1e6, (double)frozen / 1e6);
+    printf("checkpoint: %zu tensors, %.2f million parameters, %.2f million frozen; sizes and "
+           "checksums agree\n",
+           json_array_size(tensors), (double)elements / 1e6, (double)frozen / 1e6);
     for (size_t k = 0; k < sizeof of_doc / sizeof of_doc[0]; k++) show_text(doc, of_doc[k]);
-    for (size_t k = 0; k < sizeof of_client / sizeof of_client[0]; k++) show_text(client, of_client[k]);
+    for (size_t k = 0; k < sizeof of_client / sizeof of_client[0]; k++)
+        show_text(client, of_client[k]);
     json_decref(doc);
     return STK_OK;
 }
@@ -89,7 +104,8 @@ static stk_status show_checkpoints(const char *path, struct stk_error *err)
     stk_status st = manifest_newest(path, &newest, &step, &note, err);
     if (note) printf("%s\n", note);
     sys_free(note);
-    if (st == STK_END) return stk_error_set(err, STK_ERR_FORMAT, 0, "%s: holds no complete checkpoint", path);
+    if (st == STK_END)
+        return stk_error_set(err, STK_ERR_FORMAT, 0, "%s: holds no complete checkpoint", path);
     STK_TRY(st);
     printf("newest: %s\n", newest);
     st = show_checkpoint(newest, err);
@@ -101,8 +117,9 @@ static stk_status show_tokens(const char *path, struct stk_error *err)
 {
     struct tokens *t;
     STK_TRY(tokens_open(path, 0, &t, err));
-    printf("tokens: %" PRIu64 " in %" PRIu64 " documents, hash %016" PRIx64 ", %" PRIu64 " windows of 512\n", tokens_count(t), tokens_documents(t),
-           tokens_hash(t), tokens_windows(t, 512));
+    printf("tokens: %" PRIu64 " in %" PRIu64 " documents, hash %016" PRIx64 ", %" PRIu64
+           " windows of 512\n",
+           tokens_count(t), tokens_documents(t), tokens_hash(t), tokens_windows(t, 512));
     tokens_close(t);
     return STK_OK;
 }
@@ -131,10 +148,12 @@ static void show_store(const char *path)
     struct stat st;
     DIR *d = opendir(path);
     char size[32];
-    printf("swapped state of a run (raw extents; it is removed when its run ends, or by the next run once that one is dead)\n");
+    printf("swapped state of a run (raw extents; it is removed when its run ends, or by the next "
+           "run once that one is dead)\n");
     for (const struct dirent *e; d && (e = readdir(d)) != NULL;) {
         char *file = sys_format("%s/%s", path, e->d_name);
-        if (file && stat(file, &st) == 0 && S_ISREG(st.st_mode)) printf("  %-24s %s\n", e->d_name, mem_size_format((uint64_t)st.st_size, size));
+        if (file && stat(file, &st) == 0 && S_ISREG(st.st_mode))
+            printf("  %-24s %s\n", e->d_name, mem_size_format((uint64_t)st.st_size, size));
         sys_free(file);
     }
     if (d) closedir(d);
@@ -146,7 +165,8 @@ static char *find_prefix(const char *folder, const char *prefix)
     DIR *d = opendir(folder);
     char *found = NULL;
     for (const struct dirent *e; d && !found && (e = readdir(d)) != NULL;)
-        if (strncmp(e->d_name, prefix, strlen(prefix)) == 0) found = sys_format("%s/%s", folder, e->d_name);
+        if (strncmp(e->d_name, prefix, strlen(prefix)) == 0)
+            found = sys_format("%s/%s", folder, e->d_name);
     if (d) closedir(d);
     return found;
 }
@@ -154,21 +174,32 @@ static char *find_prefix(const char *folder, const char *prefix)
 static stk_status inspect(const char *path, struct stk_error *err)
 {
     struct stat st;
-    if (stat(path, &st) != 0) return stk_error_set(err, STK_ERR_IO, errno, "%s: %s", path, strerror(errno));
+    if (stat(path, &st) != 0)
+        return stk_error_set(err, STK_ERR_IO, errno, "%s: %s", path, strerror(errno));
     if (!S_ISDIR(st.st_mode)) {
         size_t n = strlen(path);
-        return n > 4 && strcmp(path + n - 4, ".bin") == 0 ? show_tokens(path, err) : show_safetensors(path, err);
+        return n > 4 && strcmp(path + n - 4, ".bin") == 0 ? show_tokens(path, err)
+                                                          : show_safetensors(path, err);
     }
     if (has(path, "manifest.json")) return show_checkpoint(path, err);
     if (has(path, "config.json")) return show_model(path, err);
-    char *step = find_prefix(path, "step-"), *run = find_prefix(path, "stoker-run-"), *extents = find_prefix(path, "extents-");
+    char *step = find_prefix(path, "step-"), *run = find_prefix(path, "stoker-run-"),
+         *extents = find_prefix(path, "extents-");
     char *checkpoints = find_prefix(path, "checkpoints");
     stk_status status = STK_OK;
-    if (step) status = show_checkpoints(path, err);
-    else if (checkpoints) status = show_checkpoints(checkpoints, err);
-    else if (extents) show_store(path);
-    else if (run) show_store(run);
-    else status = stk_error_set(err, STK_ERR_FORMAT, 0, "%s: neither a model (config.json) nor a checkpoint (manifest.json) nor swapped state", path);
+    if (step)
+        status = show_checkpoints(path, err);
+    else if (checkpoints)
+        status = show_checkpoints(checkpoints, err);
+    else if (extents)
+        show_store(path);
+    else if (run)
+        show_store(run);
+    else
+        status = stk_error_set(
+            err, STK_ERR_FORMAT, 0,
+            "%s: neither a model (config.json) nor a checkpoint (manifest.json) nor swapped state",
+            path);
     sys_free(step);
     sys_free(run);
     sys_free(extents);
@@ -181,7 +212,8 @@ int cmd_inspect(int argc, char **argv)
     struct stk_error err = { 0 };
     struct opt_list rest;
     if (cmd_help(argc, argv, usage, NULL, 0)) return EXIT_DONE;
-    if (opts_parse(NULL, 0, argc, argv, &rest, NULL, &rest, &err) != STK_OK) return cmd_fail_use(&err);
+    if (opts_parse(NULL, 0, argc, argv, &rest, NULL, &rest, &err) != STK_OK)
+        return cmd_fail_use(&err);
     if (rest.n != 1) {
         stk_error_set(&err, STK_ERR_CONFIG, 0, "inspect needs one PATH, %u were given", rest.n);
         return cmd_fail_use(&err);
