@@ -36,9 +36,7 @@ void report_close(struct report *r)
     r->log = NULL;
 }
 
-/* --- the start
- * ------------------------------------------------------------------------------------------------------------------
- */
+/* --- the start -------------------------------------------------------------------------------- */
 
 static uint64_t tier_bytes(const stk_engine *e, const char *tier)
 {
@@ -146,9 +144,7 @@ void report_start(const struct train *t)
     }
 }
 
-/* --- a step
- * ------------------------------------------------------------------------------------------------------------------------
- */
+/* --- a step ----------------------------------------------------------------------------------- */
 
 static json_t *number(double x) { return isfinite(x) ? json_real(x) : json_null(); }
 static json_t *whole(uint64_t x) { return json_integer((json_int_t)x); }

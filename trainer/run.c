@@ -104,9 +104,7 @@ void run_close(struct run *r)
     r->data = NULL;
 }
 
-/* --- loading
- * -----------------------------------------------------------------------------------------------------------------
- */
+/* --- loading ---------------------------------------------------------------------------------- */
 
 static stk_status load_tensor(struct run *r, uint32_t id, uint64_t *done_bytes,
                               struct stk_error *err)
@@ -143,9 +141,7 @@ stk_status run_load(struct run *r, struct stk_error *err)
     return st;
 }
 
-/* --- batches
- * -----------------------------------------------------------------------------------------------------------------
- */
+/* --- batches ---------------------------------------------------------------------------------- */
 
 static void empty_row(struct run *r, uint64_t at)
 {
@@ -186,9 +182,7 @@ stk_status run_visits(struct run *r, struct stk_error *err)
     }
 }
 
-/* --- evaluation
- * ---------------------------------------------------------------------------------------------------------------
- */
+/* --- evaluation ------------------------------------------------------------------------------- */
 
 /* One pass over up to `batch` windows from `first`. */
 static stk_status eval_pass(struct run *r, struct tokens *data, uint64_t first, uint64_t n_windows,
