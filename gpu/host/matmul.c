@@ -20,6 +20,8 @@ struct matmul_entry {
     uint64_t pad_bytes;
 };
 
+#define MATMUL_COPIED_K 16384
+
 struct host_matmul {
     pthread_mutex_t lock; /* entries, their memory objects, the library's stream */
     dnnl_engine_t engine;
@@ -177,8 +179,9 @@ stk_status host_matmul_prepare(struct host_matmul *mm, const struct host_product
     pthread_mutex_lock(&mm->lock);
     stk_status st = matmul_get(mm, p, false, &e, err);
     if (st == STK_OK) *pad_bytes = e->pad_bytes;
-    /* Seen with 2.6.3: a transposed left operand of a bf16 product is copied into the library's own memory, a part on each thread. */
-    uint64_t copy = p->ta && p->src == OPS_BF16 ? p->m * p->k * 2 : 0;
+    /* Seen with 2.6.3 and AMX: the left operand of a bf16 product is copied into the library's own memory, each thread its rows; not
+     * for the very long inner dimension of a head. */
+    uint64_t copy = p->src == OPS_BF16 && p->k <= MATMUL_COPIED_K ? p->m * p->k * 2 : 0;
     if (copy > mm->copy_bytes) mm->copy_bytes = copy;
     pthread_mutex_unlock(&mm->lock);
     omp_set_num_threads(saved);
