@@ -1,7 +1,8 @@
-/* trainer/cmd.h - the verbs of the command and what they share: sentences on stderr, exit codes, help.
+/* trainer/cmd.h - the verbs of the command and what they share: sentences on stderr, exit codes,
+ * help.
  *
- * Exit codes: 0 done, 1 operating error, 2 bad use (an unknown, missing or contradicting option). Every error is one line
- * "stoker: <sentence>" on stderr. */
+ * Exit codes: 0 done, 1 operating error, 2 bad use (an unknown, missing or contradicting option).
+ * Every error is one line "stoker: <sentence>" on stderr. */
 #ifndef TRAINER_CMD_H
 #define TRAINER_CMD_H
 
@@ -23,7 +24,9 @@ int cmd_prepare(int argc, char **argv);
 /* Prints err's sentence; returns EXIT_OPERATING. */
 int cmd_fail(const struct stk_error *err);
 int cmd_fail_use(const struct stk_error *err);
-/* True if --help or -h is among the arguments before a "--": prints `usage`, then the table (may be NULL). */
-bool cmd_help(int argc, char **argv, const char *usage, const struct opt_row *rows, uint32_t n_rows);
+/* True if --help or -h is among the arguments before a "--": prints `usage`, then the table (may be
+ * NULL). */
+bool cmd_help(int argc, char **argv, const char *usage, const struct opt_row *rows,
+              uint32_t n_rows);
 
 #endif

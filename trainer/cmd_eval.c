@@ -1,7 +1,9 @@
-/* trainer/cmd_eval.c - `stoker eval`: mean loss, perplexity and, if asked, logits over all windows of a token file.
+/* trainer/cmd_eval.c - `stoker eval`: mean loss, perplexity and, if asked, logits over all windows
+ * of a token file.
  *
- * Defaults differ from train's: activations and products in f32, so that the numbers compare with an fp32 run elsewhere on the same
- * weights. No gradient and no optimizer state exist here (MEM-11). */
+ * Defaults differ from train's: activations and products in f32, so that the numbers compare with
+ * an fp32 run elsewhere on the same weights. No gradient and no optimizer state exist here
+ * (MEM-11). */
 #include "trainer/cmd.h"
 #include "trainer/hf_out.h"
 #include "trainer/run.h"
@@ -14,9 +16,13 @@
 
 static const char usage[] = "usage: stoker eval --model DIR --data FILE [options]";
 
-struct logits_out { struct st_writer *w; uint64_t window_bytes; };
+struct logits_out {
+    struct st_writer *w;
+    uint64_t window_bytes;
+};
 
-static stk_status write_logits(void *arg, uint64_t window, const float *logits, struct stk_error *err)
+static stk_status write_logits(void *arg, uint64_t window, const float *logits,
+                               struct stk_error *err)
 {
     struct logits_out *l = arg;
     return st_writer_write(l->w, 0, window * l->window_bytes, logits, l->window_bytes, err);
@@ -35,17 +41,21 @@ static stk_status logits_begin(const struct run *r, struct logits_out *l, struct
 
 static stk_status write_json(const struct run *r, const struct run_eval *e, struct stk_error *err)
 {
-    json_t *doc = json_pack("{s:f, s:f, s:I, s:I, s:I, s:s, s:s, s:s}", "loss", e->loss, "perplexity", e->perplexity, "targets",
-                            (json_int_t)e->targets, "windows", (json_int_t)e->windows, "seq", (json_int_t)r->opts->seq, "model", r->opts->model,
-                            "data", r->opts->data, "numerics", stk_numerics(r->e));
+    json_t *doc = json_pack("{s:f, s:f, s:I, s:I, s:I, s:s, s:s, s:s}", "loss", e->loss,
+                            "perplexity", e->perplexity, "targets", (json_int_t)e->targets,
+                            "windows", (json_int_t)e->windows, "seq", (json_int_t)r->opts->seq,
+                            "model", r->opts->model, "data", r->opts->data, "numerics",
+                            stk_numerics(r->e));
     char *text = doc ? json_dumps(doc, JSON_INDENT(1)) : NULL;
-    stk_status st = text ? files_replace(r->opts->json, text, strlen(text), err) : stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for the result");
+    stk_status st = text ? files_replace(r->opts->json, text, strlen(text), err)
+                         : stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for the result");
     free(text);
     json_decref(doc);
     return st;
 }
 
-static stk_status evaluate(struct run *r, const struct run_opts *o, struct run_eval *out, struct stk_error *err)
+static stk_status evaluate(struct run *r, const struct run_opts *o, struct run_eval *out,
+                           struct stk_error *err)
 {
     struct logits_out l = { 0 };
     STK_TRY(run_open(r, o, true, o->logits != NULL, err));
@@ -91,8 +101,9 @@ int cmd_eval(int argc, char **argv)
     stk_status st = check_outputs(&o, &err);
     if (st == STK_OK) st = evaluate(&r, &o, &e, &err);
     if (st == STK_OK)
-        printf("loss %.6f  perplexity %.4f  over %llu targets in %llu windows of %llu tokens\n", e.loss, e.perplexity,
-               (unsigned long long)e.targets, (unsigned long long)e.windows, (unsigned long long)o.seq);
+        printf("loss %.6f  perplexity %.4f  over %llu targets in %llu windows of %llu tokens\n",
+               e.loss, e.perplexity, (unsigned long long)e.targets, (unsigned long long)e.windows,
+               (unsigned long long)o.seq);
     run_close(&r);
     pulse_close(r.pulse);
     run_opts_free(&o);

@@ -1,4 +1,5 @@
-/* trainer/cmd_train.c - `stoker train` and `stoker plan`: options, start, loop, exit code. What a run does is in train*.c. */
+/* trainer/cmd_train.c - `stoker train` and `stoker plan`: options, start, loop, exit code. What a
+ * run does is in train*.c. */
 #include "base/sys.h"
 #include "trainer/cmd.h"
 #include "trainer/signals.h"
@@ -8,8 +9,10 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char usage_train[] = "usage: stoker train --model DIR --data FILE --out DIR --steps N [options]";
-static const char usage_plan[] = "usage: stoker plan --model DIR --data FILE --steps N [options of train] [--plan FILE] [--trace FILE]";
+static const char usage_train[] =
+    "usage: stoker train --model DIR --data FILE --out DIR --steps N [options]";
+static const char usage_plan[] = "usage: stoker plan --model DIR --data FILE --steps N [options of "
+                                 "train] [--plan FILE] [--trace FILE]";
 
 static stk_status write_plan(struct train *t, struct stk_error *err)
 {
@@ -29,7 +32,9 @@ static stk_status run(struct train *t, bool dry, struct stk_error *err)
     STK_TRY(write_plan(t, err));
     if (dry) return STK_OK;
     STK_TRY(train_check_room(t, err));
-    if (sys_mkdirs(t->o.out) != 0) return stk_error_set(err, STK_ERR_IO, errno, "--out %s: cannot be made: %s", t->o.out, strerror(errno));
+    if (sys_mkdirs(t->o.out) != 0)
+        return stk_error_set(err, STK_ERR_IO, errno, "--out %s: cannot be made: %s", t->o.out,
+                             strerror(errno));
     STK_TRY(report_open(&t->report, &t->o, err));
     st = t->o.resume ? train_resume_load(t, err) : run_load(&t->r, err);
     if (st == STK_ERR_INTERRUPTED) return st;
@@ -59,8 +64,10 @@ static int train_or_plan(int argc, char **argv, uint32_t verb, const char *usage
         train_close(t);
         pulse_close(pulse);
         run_opts_free(&t->o);
-        if (st == STK_ERR_INTERRUPTED) printf("%s: nothing was trained\n", err.text);
-        else if (st != STK_OK) code = cmd_fail(&err);
+        if (st == STK_ERR_INTERRUPTED)
+            printf("%s: nothing was trained\n", err.text);
+        else if (st != STK_OK)
+            code = cmd_fail(&err);
     }
     sys_free(t);
     return code;

@@ -7,6 +7,7 @@
 /* An empty folder at `path`; what was there is removed. */
 stk_status hf_make_folder(const char *path, struct stk_error *err);
 /* Tokenizer, chat template and generation files. */
-stk_status hf_copy_files(const char *from, const char *to, void *buf, uint64_t buf_bytes, struct stk_error *err);
+stk_status hf_copy_files(const char *from, const char *to, void *buf, uint64_t buf_bytes,
+                         struct stk_error *err);
 
 #endif

@@ -1,6 +1,8 @@
-/* trainer/hf_out.c - the weights of a Hugging Face folder: shards, index, check. Folders and moving are in hf_folder.c.
+/* trainer/hf_out.c - the weights of a Hugging Face folder: shards, index, check. Folders and moving
+ * are in hf_folder.c.
  *
- * Owns: names and sizes of shards. Must not know: where values come from (hf_read_fn). Application's thread. */
+ * Owns: names and sizes of shards. Must not know: where values come from (hf_read_fn).
+ * Application's thread. */
 #include "trainer/hf_impl.h"
 #include "base/sys.h"
 #include "formats/files.h"
@@ -19,7 +21,10 @@ static uint64_t elements(const struct model_tensor *t)
     return n;
 }
 
-static stk_status no_memory(struct stk_error *err) { return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for the list of tensors"); }
+static stk_status no_memory(struct stk_error *err)
+{
+    return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for the list of tensors");
+}
 
 /* Tensors as the files will have them; *from[i]: which tensor of the model it holds. */
 struct list {
@@ -77,12 +82,14 @@ static stk_status list_make(const struct hf_job *job, struct list *l, struct stk
 
 static void shard_name(const struct list *l, uint32_t shard, char *buf, size_t size_bytes)
 {
-    if (l->n_shards == 1) snprintf(buf, size_bytes, "model.safetensors");
-    else snprintf(buf, size_bytes, "model-%05u-of-%05u.safetensors", shard, l->n_shards);
+    if (l->n_shards == 1)
+        snprintf(buf, size_bytes, "model.safetensors");
+    else
+        snprintf(buf, size_bytes, "model-%05u-of-%05u.safetensors", shard, l->n_shards);
 }
 
-static stk_status write_values(const struct hf_job *job, const struct list *l, uint32_t shard, struct st_writer *w, uint64_t *done,
-                               struct stk_error *err)
+static stk_status write_values(const struct hf_job *job, const struct list *l, uint32_t shard,
+                               struct st_writer *w, uint64_t *done, struct stk_error *err)
 {
     uint64_t piece = job->buf_bytes / ELEM_BYTES;
     uint32_t index = 0;
@@ -100,8 +107,8 @@ static stk_status write_values(const struct hf_job *job, const struct list *l, u
     return STK_OK;
 }
 
-static stk_status write_shard(const struct hf_job *job, const struct list *l, uint32_t shard, const char *folder, uint64_t *done,
-                              struct stk_error *err)
+static stk_status write_shard(const struct hf_job *job, const struct list *l, uint32_t shard,
+                              const char *folder, uint64_t *done, struct stk_error *err)
 {
     static const char *const metadata[] = { "format", "pt", NULL };
     char name[64];
@@ -112,19 +119,24 @@ static stk_status write_shard(const struct hf_job *job, const struct list *l, ui
     stk_status st = st_writer_new(path, metadata, &w, err);
     for (uint32_t i = 0; i < l->n && st == STK_OK; i++) {
         uint32_t index;
-        if (l->shard[i] == shard) st = st_writer_declare(w, l->file[i].name, job->dtype, l->file[i].rank, l->file[i].shape, &index, err);
+        if (l->shard[i] == shard)
+            st = st_writer_declare(w, l->file[i].name, job->dtype, l->file[i].rank,
+                                   l->file[i].shape, &index, err);
     }
     if (st == STK_OK) st = st_writer_begin(w, err);
     if (st == STK_OK) st = write_values(job, l, shard, w, done, err);
-    if (st == STK_OK) st = st_writer_finish(w, err);
-    else st_writer_abandon(w);
+    if (st == STK_OK)
+        st = st_writer_finish(w, err);
+    else
+        st_writer_abandon(w);
     sys_free(path);
     return st;
 }
 
 static stk_status write_index(const struct list *l, const char *folder, struct stk_error *err)
 {
-    json_t *map = json_object(), *doc = json_pack("{s:{s:I}, s:o}", "metadata", "total_size", (json_int_t)l->total_bytes, "weight_map", map);
+    json_t *map = json_object(), *doc = json_pack("{s:{s:I}, s:o}", "metadata", "total_size",
+                                                  (json_int_t)l->total_bytes, "weight_map", map);
     for (uint32_t i = 0; i < l->n && doc; i++) {
         char name[64];
         shard_name(l, l->shard[i], name, sizeof name);
@@ -143,7 +155,8 @@ static stk_status write_config(const struct hf_job *job, const char *folder, str
 {
     char *path = sys_format("%s/config.json", folder);
     if (!path) return no_memory(err);
-    stk_status st = model_config_write(job->cfg, path, job->dtype == ST_BF16 ? "bfloat16" : "float16", err);
+    stk_status st = model_config_write(job->cfg, path,
+                                       job->dtype == ST_BF16 ? "bfloat16" : "float16", err);
     sys_free(path);
     return st;
 }
@@ -166,19 +179,22 @@ static stk_status verify(const char *folder, struct stk_error *err)
     return st;
 }
 
-static stk_status write_all(const struct hf_job *job, const struct list *l, const char *folder, struct stk_error *err)
+static stk_status write_all(const struct hf_job *job, const struct list *l, const char *folder,
+                            struct stk_error *err)
 {
     uint64_t done = 0;
     for (uint32_t s = 1; s <= l->n_shards; s++) STK_TRY(write_shard(job, l, s, folder, &done, err));
     if (l->n_shards > 1) STK_TRY(write_index(l, folder, err));
-    if (job->copy_from) STK_TRY(hf_copy_files(job->copy_from, folder, job->buf, job->buf_bytes, err));
+    if (job->copy_from)
+        STK_TRY(hf_copy_files(job->copy_from, folder, job->buf, job->buf_bytes, err));
     STK_TRY(write_config(job, folder, err));
     return verify(folder, err);
 }
 
 uint64_t hf_bytes(const struct model_config *cfg, bool both)
 {
-    return ELEM_BYTES * (model_param_count(cfg) + (both ? (uint64_t)cfg->vocab * cfg->hidden : 0)) + (1u << 20);
+    return ELEM_BYTES * (model_param_count(cfg) + (both ? (uint64_t)cfg->vocab * cfg->hidden : 0)) +
+           (1u << 20);
 }
 
 stk_status hf_write(const struct hf_job *job, const char *partial, struct stk_error *err)

@@ -1,4 +1,5 @@
-/* trainer/main.c - the program: finds the verb and hands over. Knows nothing about what verbs do. */
+/* trainer/main.c - the program: finds the verb and hands over. Knows nothing about what verbs do.
+ */
 #include "trainer/cmd.h"
 #include "engine/stoker.h"
 
@@ -36,7 +37,8 @@ int main(int argc, char **argv)
     }
     for (int i = 0; i < VERB_N; i++)
         if (strcmp(argv[1], verbs[i].name) == 0) return verbs[i].run(argc - 2, argv + 2);
-    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
+        strcmp(argv[1], "help") == 0) {
         print_usage(stdout);
         return EXIT_DONE;
     }
@@ -47,7 +49,7 @@ int main(int argc, char **argv)
     const char *names[VERB_N];
     for (int i = 0; i < VERB_N; i++) names[i] = verbs[i].name;
     const char *near = opts_nearest(argv[1], names, VERB_N);
-    fprintf(stderr, "stoker: %s: there is no such verb; %s%s\n", argv[1], near ? "did you mean " : "see stoker --help",
-            near ? near : "");
+    fprintf(stderr, "stoker: %s: there is no such verb; %s%s\n", argv[1],
+            near ? "did you mean " : "see stoker --help", near ? near : "");
     return EXIT_USE;
 }

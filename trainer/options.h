@@ -1,7 +1,8 @@
-/* trainer/options.h - the options of the verbs that run a model (train, plan, eval) as one table: it drives the command line,
- * the config file, --help, the run header and the README's table.
+/* trainer/options.h - the options of the verbs that run a model (train, plan, eval) as one table:
+ * it drives the command line, the config file, --help, the run header and the README's table.
  *
- * A verb takes the rows whose `verbs` mask names it. All strings are owned by the struct (run_opts_free). */
+ * A verb takes the rows whose `verbs` mask names it. All strings are owned by the struct
+ * (run_opts_free). */
 #ifndef TRAINER_OPTIONS_H
 #define TRAINER_OPTIONS_H
 
@@ -18,13 +19,15 @@ enum progress_kind { PROGRESS_AUTO, PROGRESS_LINES, PROGRESS_NONE };
 
 struct run_opts {
     const char *config_file;
-    const char *model, *data, *out, *eval_data, *log, *dump_gradients, *plan, *trace, *json, *logits;
-    uint64_t steps, eval_every, seq, batch, micro_batch, warmup, checkpoint_every, keep_checkpoints, seed, sim_seed;
+    const char *model, *data, *out, *eval_data, *log, *dump_gradients, *plan, *trace, *json,
+        *logits;
+    uint64_t steps, eval_every, seq, batch, micro_batch, warmup, checkpoint_every, keep_checkpoints,
+        seed, sim_seed, sim_faults;
     double epochs;
     uint64_t device_memory, host_memory, threads, update_threads, prefetch, chunk;
     double lr, weight_decay, beta1, beta2, eps, clip, loss_scale;
-    int schedule, dtype, optimizer, device, params, optimizer_state, grads, activations, accumulate, update, act, matmul, storage,
-        progress;
+    int schedule, dtype, optimizer, device, params, optimizer_state, grads, activations, accumulate,
+        update, act, matmul, storage, progress;
     struct opt_list freeze, nvme;
     bool resume, save_final_state, dry_run, any_numerics;
 
@@ -37,7 +40,8 @@ struct run_opts {
 /* Fills rows for the verb (for --help), without parsing. */
 void run_opts_rows(struct run_opts *o, uint32_t verb);
 /* Parses and refuses contradictions, each by the option's name (STK_ERR_CONFIG). */
-stk_status run_opts_parse(struct run_opts *o, uint32_t verb, int argc, char **argv, struct stk_error *err);
+stk_status run_opts_parse(struct run_opts *o, uint32_t verb, int argc, char **argv,
+                          struct stk_error *err);
 void run_opts_free(struct run_opts *o);
 bool run_opts_given(const struct run_opts *o, const char *name);
 /* The engine's and the model's configuration. Pointers into `o`. */

@@ -1,5 +1,6 @@
-/* trainer/options_check.c - options that contradict each other, or would change nothing (USE-01): refused by name, before any file is
- * opened; what cannot be known from options alone is a printed line.
+/* trainer/options_check.c - options that contradict each other, or would change nothing (USE-01):
+ * refused by name, before any file is opened; what cannot be known from options alone is a printed
+ * line.
  *
  * Must not know: files, the machine. Application's thread, at start. */
 #include "trainer/options_impl.h"
@@ -12,28 +13,41 @@
 
 static stk_status check_tiers(const struct run_opts *o, uint32_t verb, struct stk_error *err)
 {
-    bool params = o->params == STK_TIER_NVME, opt = o->optimizer_state == 2, grads = o->grads == 2, sim = o->storage == STK_STORAGE_SIM;
+    bool params = o->params == STK_TIER_NVME, opt = o->optimizer_state == 2, grads = o->grads == 2,
+         sim = o->storage == STK_STORAGE_SIM;
     bool simulate = run_opts_given(o, "simulate");
-    if (o->nvme.n > STK_NVME_MAX) REFUSE("--nvme: %u folders; at most %d are used", o->nvme.n, STK_NVME_MAX);
+    if (o->nvme.n > STK_NVME_MAX)
+        REFUSE("--nvme: %u folders; at most %d are used", o->nvme.n, STK_NVME_MAX);
     if (o->nvme.n == 0 && !sim && (params || opt || grads))
-        REFUSE("--%s nvme needs a folder: add --nvme DIR", params ? "params" : opt ? "optimizer-state" : "grads");
-    if (o->nvme.n == 0 && !sim && run_opts_given(o, "storage")) REFUSE("--storage has no effect without --nvme DIR");
+        REFUSE("--%s nvme needs a folder: add --nvme DIR", params ? "params"
+                                                           : opt  ? "optimizer-state"
+                                                                  : "grads");
+    if (o->nvme.n == 0 && !sim && run_opts_given(o, "storage"))
+        REFUSE("--storage has no effect without --nvme DIR");
     bool off = o->params == STK_TIER_HOST || o->params == STK_TIER_DEVICE;
     if (verb != FOR_EVAL) off = off && o->optimizer_state == 1 && o->grads == 1;
-    if (o->nvme.n && off) REFUSE("--nvme has no effect: no state is allowed to be there by the options that place it");
-    if (sim && !simulate) REFUSE("--storage sim keeps the disk in memory and needs --simulate SEED");
-    if (o->device == STK_DEVICE_SIM && !simulate) REFUSE("--device sim has modelled time and needs --simulate SEED");
+    if (o->nvme.n && off)
+        REFUSE(
+            "--nvme has no effect: no state is allowed to be there by the options that place it");
+    if (sim && !simulate)
+        REFUSE("--storage sim keeps the disk in memory and needs --simulate SEED");
+    if (o->sim_faults && !sim) REFUSE("--sim-faults has no effect without --storage sim");
+    if (o->device == STK_DEVICE_SIM && !simulate)
+        REFUSE("--device sim has modelled time and needs --simulate SEED");
     if (o->device == STK_DEVICE_HOST && run_opts_given(o, "device-memory"))
-        REFUSE("--device-memory has no effect with --device host, which has no memory of its own: use --host-memory, or --device host:discrete");
+        REFUSE("--device-memory has no effect with --device host, which has no memory of its own: "
+               "use --host-memory, or --device host:discrete");
     return STK_OK;
 }
 
 static stk_status check_sizes(const struct run_opts *o, struct stk_error *err)
 {
     if (o->batch % o->micro_batch)
-        REFUSE("--batch %" PRIu64 " is not a multiple of --micro-batch %" PRIu64, o->batch, o->micro_batch);
+        REFUSE("--batch %" PRIu64 " is not a multiple of --micro-batch %" PRIu64, o->batch,
+               o->micro_batch);
     if (o->chunk % 2048) REFUSE("--chunk %" PRIu64 " must be a multiple of 2048", o->chunk);
-    if (o->dtype == STK_FP16 && o->act) REFUSE("--activation-dtype bf16 does not go with --dtype fp16: use f32, or --dtype bf16");
+    if (o->dtype == STK_FP16 && o->act)
+        REFUSE("--activation-dtype bf16 does not go with --dtype fp16: use f32, or --dtype bf16");
     return STK_OK;
 }
 
@@ -42,10 +56,13 @@ static stk_status check_run(const struct run_opts *o, struct stk_error *err)
     bool steps = run_opts_given(o, "steps"), epochs = run_opts_given(o, "epochs");
     if (steps && epochs) REFUSE("--steps and --epochs contradict each other: give one");
     if (!steps && !epochs) REFUSE("--steps N or --epochs N is required: how long to train");
-    if (steps && o->warmup > o->steps) REFUSE("--warmup %" PRIu64 " is longer than --steps %" PRIu64, o->warmup, o->steps);
-    if (o->eval_every && !o->eval_data) REFUSE("--eval-every has no effect without --eval-data FILE");
+    if (steps && o->warmup > o->steps)
+        REFUSE("--warmup %" PRIu64 " is longer than --steps %" PRIu64, o->warmup, o->steps);
+    if (o->eval_every && !o->eval_data)
+        REFUSE("--eval-every has no effect without --eval-data FILE");
     if (o->any_numerics && !o->resume) REFUSE("--any-numerics has no effect without --resume");
-    if (run_opts_given(o, "loss-scale") && o->dtype != STK_FP16) REFUSE("--loss-scale has no effect with --dtype bf16");
+    if (run_opts_given(o, "loss-scale") && o->dtype != STK_FP16)
+        REFUSE("--loss-scale has no effect with --dtype bf16");
     if (o->resume && !o->out) REFUSE("--resume needs --out DIR, where the checkpoints are");
     return STK_OK;
 }
@@ -62,9 +79,14 @@ void run_opts_idle(const struct run_opts *o, char *buf, size_t size_bytes)
     char *end = buf + size_bytes;
     buf[0] = '\0';
     if (o->device == STK_DEVICE_HOST && o->params == STK_TIER_DEVICE)
-        buf += snprintf(buf, (size_t)(end - buf), "--params device: the device computes in host memory, this is the same as host\n");
+        buf += snprintf(
+            buf, (size_t)(end - buf),
+            "--params device: the device computes in host memory, this is the same as host\n");
     if (o->device == STK_DEVICE_HOST && o->activations == STK_ACT_HOST)
-        buf += snprintf(buf, (size_t)(end - buf), "--activations host: the device computes in host memory, this only adds copies\n");
+        buf += snprintf(
+            buf, (size_t)(end - buf),
+            "--activations host: the device computes in host memory, this only adds copies\n");
     if (o->batch == o->micro_batch && run_opts_given(o, "accumulate"))
-        snprintf(buf, (size_t)(end - buf), "--accumulate: one micro-batch a step, the order changes nothing\n");
+        snprintf(buf, (size_t)(end - buf),
+                 "--accumulate: one micro-batch a step, the order changes nothing\n");
 }

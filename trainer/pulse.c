@@ -1,4 +1,5 @@
-/* trainer/pulse.c - the heartbeat's thread. Owns: what is printed while nothing else can be. Must not know: the engine. */
+/* trainer/pulse.c - the heartbeat's thread. Owns: what is printed while nothing else can be. Must
+ * not know: the engine. */
 #include "trainer/pulse.h"
 #include "base/mem.h"
 #include "base/sys.h"
@@ -27,8 +28,9 @@ static void print_beat(const struct pulse *p)
     double s = (double)(now.tv_sec - p->begin.tv_sec);
     if (p->total_bytes && p->done_bytes && s > 0) {
         double share = (double)p->done_bytes / (double)p->total_bytes;
-        printf("... %s: %s of %s (%.0f %%), %.0f s, about %.0f s more\n", p->what, mem_size_format(p->done_bytes, done),
-               mem_size_format(p->total_bytes, total), 100 * share, s, s / share - s);
+        printf("... %s: %s of %s (%.0f %%), %.0f s, about %.0f s more\n", p->what,
+               mem_size_format(p->done_bytes, done), mem_size_format(p->total_bytes, total),
+               100 * share, s, s / share - s);
     } else if (p->total_bytes) {
         printf("... %s: %s, %.0f s\n", p->what, mem_size_format(p->total_bytes, total), s);
     } else {
@@ -47,7 +49,8 @@ static void *pulse_run(void *arg)
         clock_gettime(CLOCK_MONOTONIC, &until);
         until.tv_sec += BEAT_S;
         int rc = 0;
-        while (!p->stop && p->generation == generation && rc == 0) rc = pthread_cond_timedwait(&p->changed, &p->lock, &until);
+        while (!p->stop && p->generation == generation && rc == 0)
+            rc = pthread_cond_timedwait(&p->changed, &p->lock, &until);
         if (!p->stop && p->generation == generation && p->what) print_beat(p);
     }
     pthread_mutex_unlock(&p->lock);

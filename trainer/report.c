@@ -1,4 +1,5 @@
-/* trainer/report.c - start table, progress lines, JSON log. Owns: their form. Must not know: how a step works. */
+/* trainer/report.c - start table, progress lines, JSON log. Owns: their form. Must not know: how a
+ * step works. */
 #include "trainer/report.h"
 #include "base/mem.h"
 #include "trainer/train.h"
@@ -24,7 +25,9 @@ stk_status report_open(struct report *r, const struct run_opts *o, struct stk_er
     r->begin_ns = now_ns();
     if (!o->log) return STK_OK;
     r->log = fopen(o->log, o->resume ? "ae" : "we");
-    return r->log ? STK_OK : stk_error_set(err, STK_ERR_IO, errno, "--log %s: cannot be written: %s", o->log, strerror(errno));
+    return r->log ? STK_OK
+                  : stk_error_set(err, STK_ERR_IO, errno, "--log %s: cannot be written: %s", o->log,
+                                  strerror(errno));
 }
 
 void report_close(struct report *r)
@@ -33,7 +36,9 @@ void report_close(struct report *r)
     r->log = NULL;
 }
 
-/* --- the start ------------------------------------------------------------------------------------------------------------------ */
+/* --- the start
+ * ------------------------------------------------------------------------------------------------------------------
+ */
 
 static uint64_t tier_bytes(const stk_engine *e, const char *tier)
 {
@@ -64,7 +69,8 @@ static void print_table(const stk_engine *e)
         uint64_t sum = tier_bytes(e, tiers[k]);
         if (sum == 0) continue;
         for (uint32_t i = 0; stk_table(e, i, &tier, &owner, &bytes); i++)
-            if (strcmp(tier, tiers[k]) == 0 && bytes > 0) printf("  %-7s %-38s %12s\n", tier, owner, mem_size_format(bytes, size));
+            if (strcmp(tier, tiers[k]) == 0 && bytes > 0)
+                printf("  %-7s %-38s %12s\n", tier, owner, mem_size_format(bytes, size));
         printf("  %-7s %-38s %12s\n", tiers[k], "total", mem_size_format(sum, size));
     }
 }
@@ -88,12 +94,17 @@ static uint64_t nvme_written(const struct train *t)
 static void print_optimizer(const struct train *t)
 {
     const struct run_opts *o = &t->o;
-    const char *opt = tier_of(t->r.e, "optimizer state"), *half = o->dtype == STK_BF16 ? "bf16" : "fp16";
-    printf("optimizer  %s, beta %g %g, eps %g, weight decay %g, clip %g\n", o->optimizer == STK_ADAM ? "adam (L2)" : "adamw", o->beta1,
-           o->beta2, o->eps, o->weight_decay, o->clip);
-    printf("state      parameters %s (%s), master fp32 (%s), moments fp32 (%s), gradients %s (%s), activations %s\n", half,
-           tier_of(t->r.e, "parameters (16-bit)"), opt, opt, half, tier_of(t->r.e, "gradients (16-bit)"), o->act ? "bf16" : "f32");
-    if (o->dtype == STK_FP16) printf("loss scale %g at first\n", o->loss_scale > 0 ? o->loss_scale : 65536.0);
+    const char *opt = tier_of(t->r.e, "optimizer state"),
+               *half = o->dtype == STK_BF16 ? "bf16" : "fp16";
+    printf("optimizer  %s, beta %g %g, eps %g, weight decay %g, clip %g\n",
+           o->optimizer == STK_ADAM ? "adam (L2)" : "adamw", o->beta1, o->beta2, o->eps,
+           o->weight_decay, o->clip);
+    printf("state      parameters %s (%s), master fp32 (%s), moments fp32 (%s), gradients %s (%s), "
+           "activations %s\n",
+           half, tier_of(t->r.e, "parameters (16-bit)"), opt, opt, half,
+           tier_of(t->r.e, "gradients (16-bit)"), o->act ? "bf16" : "f32");
+    if (o->dtype == STK_FP16)
+        printf("loss scale %g at first\n", o->loss_scale > 0 ? o->loss_scale : 65536.0);
 }
 
 static void print_run(const struct train *t)
@@ -101,9 +112,12 @@ static void print_run(const struct train *t)
     static const char *const schedules[] = { "constant", "linear", "cosine" };
     const struct run_opts *o = &t->o;
     uint64_t step_tokens = o->batch * o->seq;
-    printf("run        steps %" PRIu64 " to %" PRIu64 ", %" PRIu64 " x %" PRIu64 " tokens each (micro-batches of %" PRIu64 "), %.3g tokens in all\n",
-           t->step + 1, t->steps, o->batch, o->seq, o->micro_batch, (double)(t->steps * step_tokens));
-    printf("rate       %g, %s, %" PRIu64 " steps of warm-up\n", o->lr, schedules[o->schedule], o->warmup);
+    printf("run        steps %" PRIu64 " to %" PRIu64 ", %" PRIu64 " x %" PRIu64
+           " tokens each (micro-batches of %" PRIu64 "), %.3g tokens in all\n",
+           t->step + 1, t->steps, o->batch, o->seq, o->micro_batch,
+           (double)(t->steps * step_tokens));
+    printf("rate       %g, %s, %" PRIu64 " steps of warm-up\n", o->lr, schedules[o->schedule],
+           o->warmup);
 }
 
 void report_start(const struct train *t)
@@ -111,11 +125,14 @@ void report_start(const struct train *t)
     const struct run_opts *o = &t->o;
     const char *line;
     char size[32], idle[512];
-    uint64_t trained = count_elements(t->r.model, false), frozen = count_elements(t->r.model, true), nvme = nvme_written(t);
-    printf("model      %s: %s, %.2f million parameters", o->model, model_family_name(t->r.src.cfg.family), (double)(trained + frozen) / 1e6);
+    uint64_t trained = count_elements(t->r.model, false), frozen = count_elements(t->r.model, true),
+             nvme = nvme_written(t);
+    printf("model      %s: %s, %.2f million parameters", o->model,
+           model_family_name(t->r.src.cfg.family), (double)(trained + frozen) / 1e6);
     if (frozen) printf(", %.2f million of them frozen", (double)frozen / 1e6);
-    printf("\ndata       %s: %" PRIu64 " tokens, %" PRIu64 " documents, %" PRIu64 " windows of %" PRIu64 "\n", o->data, tokens_count(t->r.data),
-           tokens_documents(t->r.data), t->n_windows, o->seq);
+    printf("\ndata       %s: %" PRIu64 " tokens, %" PRIu64 " documents, %" PRIu64
+           " windows of %" PRIu64 "\n",
+           o->data, tokens_count(t->r.data), tokens_documents(t->r.data), t->n_windows, o->seq);
     print_run(t);
     print_optimizer(t);
     printf("numerics   %s\n", stk_numerics(t->r.e));
@@ -129,7 +146,9 @@ void report_start(const struct train *t)
     }
 }
 
-/* --- a step ------------------------------------------------------------------------------------------------------------------------ */
+/* --- a step
+ * ------------------------------------------------------------------------------------------------------------------------
+ */
 
 static json_t *number(double x) { return isfinite(x) ? json_real(x) : json_null(); }
 static json_t *whole(uint64_t x) { return json_integer((json_int_t)x); }
@@ -168,7 +187,8 @@ static json_t *json_step(const struct train *t, const struct report_step *s)
     json_object_set_new(j, "tokens", whole(s->tokens));
     json_object_set_new(j, "tokens_total", whole(t->tokens_done));
     json_object_set_new(j, "targets", whole(s->targets));
-    json_object_set_new(j, "tokens_per_s", number(s->step_s > 0 ? (double)s->tokens / s->step_s : 0));
+    json_object_set_new(j, "tokens_per_s",
+                        number(s->step_s > 0 ? (double)s->tokens / s->step_s : 0));
     json_object_set_new(j, "step_s", number(s->step_s));
     json_object_set_new(j, "compute_s", number(seconds(x->compute_ns)));
     json_object_set_new(j, "exposed_s", json_exposed(&x->exposed));
@@ -184,7 +204,8 @@ static json_t *json_step(const struct train *t, const struct report_step *s)
     return j;
 }
 
-static stk_status write_log(struct report *r, const struct train *t, const struct report_step *s, struct stk_error *err)
+static stk_status write_log(struct report *r, const struct train *t, const struct report_step *s,
+                            struct stk_error *err)
 {
     json_t *j = json_step(t, s);
     char *text = j ? json_dumps(j, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
@@ -192,23 +213,29 @@ static stk_status write_log(struct report *r, const struct train *t, const struc
     if (!text) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a line of the log");
     bool bad = fputs(text, r->log) < 0 || fputc('\n', r->log) == EOF || fflush(r->log) != 0;
     free(text);
-    return bad ? stk_error_set(err, STK_ERR_IO, errno, "--log %s: cannot be written: %s", t->o.log, strerror(errno)) : STK_OK;
+    return bad ? stk_error_set(err, STK_ERR_IO, errno, "--log %s: cannot be written: %s", t->o.log,
+                               strerror(errno))
+               : STK_OK;
 }
 
 static void print_eta(const struct report *r, const struct train *t, uint64_t step)
 {
     uint64_t done = step - r->first_step + 1;
     double s = (double)(now_ns() - r->begin_ns) / 1e9 / (double)done * (double)(t->steps - step);
-    if (s >= 3600) printf("  eta %.0fh%02.0fm", floor(s / 3600), floor(fmod(s, 3600) / 60));
-    else printf("  eta %.0fm%02.0fs", floor(s / 60), floor(fmod(s, 60)));
+    if (s >= 3600)
+        printf("  eta %.0fh%02.0fm", floor(s / 3600), floor(fmod(s, 3600) / 60));
+    else
+        printf("  eta %.0fm%02.0fs", floor(s / 60), floor(fmod(s, 60)));
 }
 
 static void print_step(const struct report *r, const struct train *t, const struct report_step *s)
 {
     static const char *const causes[] = { "nvme", "copy", "update", "gather" };
     const stk_step_stats *x = &s->stats;
-    const uint64_t waits[] = { x->exposed.nvme_ns, x->exposed.copy_ns, x->exposed.update_ns, x->exposed.gather_ns };
-    printf("step %" PRIu64 "/%" PRIu64 "  loss %.4f  norm %.3g  lr %.3g  %.0f tok/s  %.3f s", s->step, t->steps, s->loss, x->grad_norm, s->lr,
+    const uint64_t waits[] = { x->exposed.nvme_ns, x->exposed.copy_ns, x->exposed.update_ns,
+                               x->exposed.gather_ns };
+    printf("step %" PRIu64 "/%" PRIu64 "  loss %.4f  norm %.3g  lr %.3g  %.0f tok/s  %.3f s",
+           s->step, t->steps, s->loss, x->grad_norm, s->lr,
            s->step_s > 0 ? (double)s->tokens / s->step_s : 0, s->step_s);
     bool any = false;
     for (int i = 0; i < 4; i++) {
@@ -228,12 +255,15 @@ static void print_skip(struct train *t, const struct report_step *s)
 {
     uint64_t n = ++t->skips_printed;
     if (n > 10 && n % 100 != 0) return;
-    printf("step %" PRIu64 " was skipped: its gradient norm is %g, no parameter was changed (%" PRIu64 " skipped so far, %" PRIu64
-           " in a row%s)\n", s->step, s->stats.grad_norm, s->stats.skipped_total, s->stats.skipped_in_a_row,
+    printf("step %" PRIu64
+           " was skipped: its gradient norm is %g, no parameter was changed (%" PRIu64
+           " skipped so far, %" PRIu64 " in a row%s)\n",
+           s->step, s->stats.grad_norm, s->stats.skipped_total, s->stats.skipped_in_a_row,
            n == 10 ? "; from here on every hundredth is named" : "");
 }
 
-stk_status report_step(struct report *r, struct train *t, const struct report_step *s, struct stk_error *err)
+stk_status report_step(struct report *r, struct train *t, const struct report_step *s,
+                       struct stk_error *err)
 {
     const stk_exposed *x = &s->stats.exposed;
     r->exposed_s += seconds(x->nvme_ns + x->copy_ns + x->update_ns + x->gather_ns);
@@ -241,7 +271,8 @@ stk_status report_step(struct report *r, struct train *t, const struct report_st
     if (s->stats.skipped) print_skip(t, s);
     uint64_t now = now_ns();
     bool every = t->o.progress == PROGRESS_LINES || (t->o.progress == PROGRESS_AUTO && r->terminal);
-    bool due = s->evaluated || s->step == t->steps || s->step == r->first_step || now - r->last_line_ns >= 1000000000u;
+    bool due = s->evaluated || s->step == t->steps || s->step == r->first_step ||
+               now - r->last_line_ns >= 1000000000u;
     if (t->o.progress != PROGRESS_NONE && (every || due)) {
         print_step(r, t, s);
         r->last_line_ns = now;
@@ -255,7 +286,11 @@ void report_end(const struct report *r, const struct train *t)
     double wall = (double)(now_ns() - r->begin_ns) / 1e9;
     uint64_t n = t->step + 1 - r->first_step;
     if (t->step < r->first_step) return;
-    printf("%" PRIu64 " steps in %.1f s, %.0f tok/s, %.1f %% of the steps' time waited for data, peak memory %s\n", n, wall,
-           r->step_s > 0 ? (double)(n * t->o.batch * t->o.seq) / r->step_s : 0, r->step_s > 0 ? 100 * r->exposed_s / r->step_s : 0,
+    printf("%" PRIu64 " steps in %.1f s, %.0f tok/s, %.1f %% of the steps' time waited for data, "
+                      "peak memory %s\n",
+           n, wall, r->step_s > 0 ? (double)(n * t->o.batch * t->o.seq) / r->step_s : 0,
+           r->step_s > 0 ? 100 * r->exposed_s / r->step_s : 0,
            mem_size_format(mem_peak_bytes(), rss));
+    if (run_opts_given(&t->o, "simulate"))
+        printf("trace      %016" PRIx64 "\n", stk_trace_hash(t->r.e));
 }

@@ -1,7 +1,7 @@
 /* trainer/report.h - what a run prints: the start table, a line per step, a JSON line per step.
  *
- * Stdout belongs to the application's thread and pulse.c; lines are whole. JSON lines are flushed one by one; a number that is not
- * finite is null. */
+ * Stdout belongs to the application's thread and pulse.c; lines are whole. JSON lines are flushed
+ * one by one; a number that is not finite is null. */
 #ifndef TRAINER_REPORT_H
 #define TRAINER_REPORT_H
 
@@ -15,9 +15,9 @@ struct train;
 struct report {
     FILE *log;
     bool terminal;
-    uint64_t begin_ns, last_line_ns;  /* CLOCK_MONOTONIC */
-    uint64_t first_step;              /* of this process */
-    double exposed_s;                 /* sums over this process's steps */
+    uint64_t begin_ns, last_line_ns; /* CLOCK_MONOTONIC */
+    uint64_t first_step;             /* of this process */
+    double exposed_s;                /* sums over this process's steps */
     double step_s;
 };
 
@@ -32,9 +32,11 @@ struct report_step {
 
 stk_status report_open(struct report *r, const struct run_opts *o, struct stk_error *err);
 void report_close(struct report *r);
-/* Table of bytes by tier and owner, the engine's notes, optimizer and dtypes, what goes to NVMe per step. */
+/* Table of bytes by tier and owner, the engine's notes, optimizer and dtypes, what goes to NVMe per
+ * step. */
 void report_start(const struct train *t);
-stk_status report_step(struct report *r, struct train *t, const struct report_step *s, struct stk_error *err);
+stk_status report_step(struct report *r, struct train *t, const struct report_step *s,
+                       struct stk_error *err);
 void report_end(const struct report *r, const struct train *t);
 
 #endif

@@ -3,7 +3,8 @@
 
 #include <math.h>
 
-double schedule_lr(enum schedule_kind kind, double peak, uint64_t warmup, uint64_t total, uint64_t updates_done)
+double schedule_lr(enum schedule_kind kind, double peak, uint64_t warmup, uint64_t total,
+                   uint64_t updates_done)
 {
     if (updates_done < warmup) return peak * (double)(updates_done + 1) / (double)warmup;
     double length = total > warmup ? (double)(total - warmup) : 1;

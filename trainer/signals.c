@@ -1,5 +1,5 @@
-/* trainer/signals.c - the flag that SIGINT and SIGTERM set. Handlers run on the application's thread (all others block signals) and
- * call nothing that is not async-signal-safe. */
+/* trainer/signals.c - the flag that SIGINT and SIGTERM set. Handlers run on the application's
+ * thread (all others block signals) and call nothing that is not async-signal-safe. */
 #include "trainer/signals.h"
 
 #include <signal.h>
@@ -11,7 +11,8 @@ static volatile sig_atomic_t stop_requests;
 static void on_signal(int number)
 {
     (void)number;
-    static const char first[] = "\nstoker: stopping after this step; a second signal ends at once\n";
+    static const char first[] =
+        "\nstoker: stopping after this step; a second signal ends at once\n";
     if (stop_requests++ > 0) _exit(130);
     if (write(STDERR_FILENO, first, sizeof first - 1) < 0) return;
 }

@@ -1,7 +1,8 @@
-/* trainer/source.h - a Hugging Face model folder as the source of a run: its configuration and its tensors, checked.
+/* trainer/source.h - a Hugging Face model folder as the source of a run: its configuration and its
+ * tensors, checked.
  *
- * Names: a tied model's files hold embedding, head or both; what they hold is remembered, because an export has the names of its
- * input (CKP-31, CKP-32). Blocking; application's thread. */
+ * Names: a tied model's files hold embedding, head or both; what they hold is remembered, because
+ * an export has the names of its input (CKP-31, CKP-32). Blocking; application's thread. */
 #ifndef TRAINER_SOURCE_H
 #define TRAINER_SOURCE_H
 
@@ -11,11 +12,11 @@
 #define NAME_HEAD "lm_head.weight"
 
 struct source {
-    const char *folder;            /* borrowed */
+    const char *folder; /* borrowed */
     struct model_config cfg;
-    struct st_set *set;            /* NULL: only the configuration was read */
-    bool head_only;                /* tied: only lm_head.weight is there */
-    bool both;                     /* tied: both are there, equal */
+    struct st_set *set; /* NULL: only the configuration was read */
+    bool head_only;     /* tied: only lm_head.weight is there */
+    bool both;          /* tied: both are there, equal */
     bool have_cfg;
 };
 

@@ -1,6 +1,8 @@
-/* trainer/train.c - the loop: the next windows, a step, its line, evaluation and checkpoints when they are due.
+/* trainer/train.c - the loop: the next windows, a step, its line, evaluation and checkpoints when
+ * they are due.
  *
- * Must not know: how files look (train_state.c), where the engine keeps anything. Application's thread. */
+ * Must not know: how files look (train_state.c), where the engine keeps anything. Application's
+ * thread. */
 #include "trainer/train.h"
 #include "trainer/schedule.h"
 #include "trainer/signals.h"
@@ -15,9 +17,11 @@ static stk_status next_batch(struct train *t, struct stk_error *err)
 {
     const struct run_opts *o = &t->o;
     t->step_targets = 0;
-    for (uint64_t i = 0; i < o->batch; i++) t->windows[i] = token_order_at(t->order, t->position + i);
+    for (uint64_t i = 0; i < o->batch; i++)
+        t->windows[i] = token_order_at(t->order, t->position + i);
     for (uint32_t m = 0; m < o->batch / o->micro_batch; m++)
-        STK_TRY(run_inputs(&t->r, t->r.data, m, t->windows + m * o->micro_batch, &t->step_targets, err));
+        STK_TRY(run_inputs(&t->r, t->r.data, m, t->windows + m * o->micro_batch, &t->step_targets,
+                           err));
     t->position += o->batch;
     return STK_OK;
 }
@@ -28,9 +32,14 @@ static stk_status next_batch_with_targets(struct train *t, struct stk_error *err
     for (uint64_t tried = 0;; tried += t->o.batch) {
         STK_TRY(next_batch(t, err));
         if (t->step_targets) return STK_OK;
-        if (t->empty_batches++ < 10) printf("a batch of %" PRIu64 " windows without any target was passed over\n", t->o.batch);
+        if (t->empty_batches++ < 10)
+            printf("a batch of %" PRIu64 " windows without any target was passed over\n",
+                   t->o.batch);
         if (tried >= t->n_windows)
-            return stk_error_set(err, STK_ERR_CONFIG, 0, "--data %s: no window holds a target: the loss mask leaves nothing to learn", t->o.data);
+            return stk_error_set(
+                err, STK_ERR_CONFIG, 0,
+                "--data %s: no window holds a target: the loss mask leaves nothing to learn",
+                t->o.data);
     }
 }
 
@@ -40,7 +49,8 @@ static stk_status one_step(struct train *t, struct report_step *s, struct stk_er
     uint64_t begin = stk_now_ns(e);
     STK_TRY(next_batch_with_targets(t, err));
     model_step_targets(t->r.model, t->step_targets);
-    double lr = schedule_lr((enum schedule_kind)t->o.schedule, t->o.lr, t->o.warmup, t->steps, t->updates);
+    double lr = schedule_lr((enum schedule_kind)t->o.schedule, t->o.lr, t->o.warmup, t->steps,
+                            t->updates);
     STK_TRY(run_engine(&t->r, stk_step_begin(e, &(stk_step){ .lr = lr }), err));
     STK_TRY(run_visits(&t->r, err));
     memset(s, 0, sizeof *s);
@@ -81,8 +91,12 @@ static stk_status stop_early(struct train *t, struct stk_error *err)
     bool written = t->saved_step == t->step;
     if (!written) STK_TRY(train_save(t, &written, err));
     if (!written)
-        return stk_error_set(err, STK_ERR_NOSPACE, 0, "stopped after step %" PRIu64 ", but its checkpoint could not be written (see above)", t->step);
-    printf("stopped after step %" PRIu64 " of %" PRIu64 ": go on with --resume\n", t->step, t->steps);
+        return stk_error_set(err, STK_ERR_NOSPACE, 0,
+                             "stopped after step %" PRIu64
+                             ", but its checkpoint could not be written (see above)",
+                             t->step);
+    printf("stopped after step %" PRIu64 " of %" PRIu64 ": go on with --resume\n", t->step,
+           t->steps);
     return STK_OK;
 }
 

@@ -1,13 +1,14 @@
 /* trainer/train.h - a training run: what `stoker train` owns, and the parts it is made of.
  *
- * DATA. The windows of --seq tokens are visited in a seeded shuffle per epoch (formats/tokens.h, token_order); `position` counts windows
- * over all epochs and is the only data state: step k takes the next --batch windows. A batch without any target (all masked) is passed
- * over without a step. The loss is the mean over the targets of the whole step.
+ * DATA. The windows of --seq tokens are visited in a seeded shuffle per epoch (formats/tokens.h,
+ * token_order); `position` counts windows over all epochs and is the only data state: step k takes
+ * the next --batch windows. A batch without any target (all masked) is passed over without a step.
+ * The loss is the mean over the targets of the whole step.
  * --epochs N: steps = floor(windows * N / batch); a last incomplete batch is dropped.
  *
- * A CHECKPOINT's client object (engine/stoker.h, stk_save) holds position, the data's hash, seq, batch, seed, the schedule, the counters
- * and the model's config.json, so that a resumed run gives the bits of an uninterrupted one and an export needs nothing else.
- * Application's thread. */
+ * A CHECKPOINT's client object (engine/stoker.h, stk_save) holds position, the data's hash, seq,
+ * batch, seed, the schedule, the counters and the model's config.json, so that a resumed run gives
+ * the bits of an uninterrupted one and an export needs nothing else. Application's thread. */
 #ifndef TRAINER_TRAIN_H
 #define TRAINER_TRAIN_H
 
@@ -20,28 +21,35 @@ struct train {
     struct run r;
     struct token_order *order;
     struct tokens *eval_data;
-    uint64_t n_windows, steps;     /* steps: of the whole run */
-    uint64_t step, position;       /* done so far */
+    uint64_t n_windows, steps; /* steps: of the whole run */
+    uint64_t step, position;   /* done so far */
     uint64_t updates, tokens_done, empty_batches, skips_printed;
-    uint64_t *windows;             /* [batch] of the step at hand */
+    uint64_t *windows; /* [batch] of the step at hand */
     uint64_t step_targets;
-    char *ckpt_dir;                /* --out/checkpoints; NULL without --out */
-    char *resume_path;             /* checkpoint to go on from */
+    char *ckpt_dir;    /* --out/checkpoints; NULL without --out */
+    char *resume_path; /* checkpoint to go on from */
     json_t *resume_client;
-    uint64_t saved_step;           /* newest checkpoint of this run; 0: none */
+    uint64_t saved_step; /* newest checkpoint of this run; 0: none */
     struct report report;
 };
 
-/* train_open.c: everything that can be refused before anything is written, in the order cheap to dear. */
+/* train_open.c: everything that can be refused before anything is written, in the order cheap to
+ * dear. */
 stk_status train_open(struct train *t, struct stk_error *err);
 void train_close(struct train *t);
 /* After run_seal: room on --out's disk, seen with what the swap files took. Prints warnings. */
 stk_status train_check_room(const struct train *t, struct stk_error *err);
 
 /* train_state.c */
-stk_status train_resume_find(struct train *t, struct stk_error *err);   /* reads the newest checkpoint's manifest, checks that it fits */
-stk_status train_resume_load(struct train *t, struct stk_error *err);   /* after run_seal */
-/* Writes a checkpoint. A full or failing disk is an alarm and no error (CKP-37); *written says which. */
+stk_status
+train_resume_find(struct train *t,
+                  struct stk_error *err); /* before run_open: the newest checkpoint's manifest;
+                                             `--matmul auto` becomes its choice */
+stk_status train_resume_check(const struct train *t,
+                              struct stk_error *err); /* after run_open: does it fit this run */
+stk_status train_resume_load(struct train *t, struct stk_error *err); /* after run_seal */
+/* Writes a checkpoint. A full or failing disk is an alarm and no error (CKP-37); *written says
+ * which. */
 stk_status train_save(struct train *t, bool *written, struct stk_error *err);
 stk_status train_export(struct train *t, struct stk_error *err);
 stk_status train_dump_gradients(struct train *t, struct stk_error *err);

@@ -1,5 +1,6 @@
-/* trainer/train_open.c - opens a training run and refuses what cannot work, before anything is written: options, model, data, what lies
- * in --out, the checkpoint to go on from, the engine's budgets and disks.
+/* trainer/train_open.c - opens a training run and refuses what cannot work, before anything is
+ * written: options, model, data, what lies in --out, the checkpoint to go on from, the engine's
+ * budgets and disks.
  *
  * Must not know: steps. Application's thread. */
 #include "base/mem.h"
@@ -21,13 +22,37 @@ static stk_status count_steps(struct train *t, struct stk_error *err)
     if (!o->steps) {
         double steps = floor((double)t->n_windows * o->epochs / (double)o->batch);
         if (steps < 1)
-            return stk_error_set(err, STK_ERR_CONFIG, 0, "--epochs %g of %" PRIu64 " windows is less than one batch of %" PRIu64 ": give more epochs or a smaller --batch",
+            return stk_error_set(err, STK_ERR_CONFIG, 0,
+                                 "--epochs %g of %" PRIu64
+                                 " windows is less than one batch of %" PRIu64
+                                 ": give more epochs or a smaller --batch",
                                  o->epochs, t->n_windows, o->batch);
         t->steps = (uint64_t)steps;
     }
     if (o->warmup > t->steps)
-        return stk_error_set(err, STK_ERR_CONFIG, 0, "--warmup %" PRIu64 " is longer than the run of %" PRIu64 " steps", o->warmup, t->steps);
+        return stk_error_set(err, STK_ERR_CONFIG, 0,
+                             "--warmup %" PRIu64 " is longer than the run of %" PRIu64 " steps",
+                             o->warmup, t->steps);
     return STK_OK;
+}
+
+/* The first window with a target, so that a mask that hides everything is refused before anything
+ * is written. */
+static stk_status check_targets(struct train *t, struct stk_error *err)
+{
+    uint64_t seq = t->o.seq, n = 0;
+    int32_t *v = sys_calloc(4 * seq, sizeof *v);
+    if (!v)
+        return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a window of %" PRIu64 " tokens",
+                             seq);
+    stk_status st = STK_OK;
+    for (uint64_t w = 0; w < t->n_windows && n == 0 && st == STK_OK; w++)
+        st = tokens_window(t->r.data, seq, w, v, v + seq, v + 2 * seq, v + 3 * seq, &n, err);
+    sys_free(v);
+    if (st != STK_OK || n > 0) return st;
+    return stk_error_set(
+        err, STK_ERR_CONFIG, 0,
+        "--data %s: no window holds a target: the loss mask leaves nothing to learn", t->o.data);
 }
 
 static stk_status check_side_file(const char *option, const char *path, struct stk_error *err)
@@ -60,7 +85,8 @@ static stk_status open_eval(struct train *t, struct stk_error *err)
     return tokens_check_seq(t->eval_data, t->o.seq, err);
 }
 
-/* Bytes of one checkpoint before the engine can say (engine/checkpoint.c): 12 a trained parameter, 2 a frozen one. */
+/* Bytes of one checkpoint before the engine can say (engine/checkpoint.c): 12 a trained parameter,
+ * 2 a frozen one. */
 static uint64_t save_bytes(const struct train *t)
 {
     uint64_t sum = 65536;
@@ -75,30 +101,40 @@ static stk_status check_room(const struct train *t, struct stk_error *err)
 {
     const struct run_opts *o = &t->o;
     if (!o->out) return STK_OK;
-    uint64_t device, room = hf_room(o->out, &device), one = save_bytes(t), model = hf_bytes(&t->r.src.cfg, t->r.src.both);
+    uint64_t device, room = hf_room(o->out, &device), one = save_bytes(t),
+                     model = hf_bytes(&t->r.src.cfg, t->r.src.both);
     bool saves = o->checkpoint_every || o->save_final_state;
     char a[32], b[32], c[32];
     mem_size_format(room, a);
     mem_size_format(one, b);
     mem_size_format(model, c);
     if (room < model + (saves ? one : 0))
-        return stk_error_set(err, STK_ERR_NOSPACE, 0, "--out %s: %s are free there; the finished model takes %s%s%s: free space or choose another disk", o->out,
-                             a, c, saves ? ", a checkpoint " : "", saves ? b : "");
+        return stk_error_set(err, STK_ERR_NOSPACE, 0,
+                             "--out %s: %s are free there; the finished model takes %s%s%s: free "
+                             "space or choose another disk",
+                             o->out, a, c, saves ? ", a checkpoint " : "", saves ? b : "");
     if (saves && room < model + one * (o->keep_checkpoints + 1))
-        printf("warning: --out %s has %s free; the model takes %s and %" PRIu64 " checkpoints of %s are there at once while one is written: lower --keep-checkpoints\n",
-               o->out, a, c, o->keep_checkpoints + 1, b);
+        printf(
+            "warning: --out %s has %s free; the model takes %s and %" PRIu64
+            " checkpoints of %s are there at once while one is written: lower --keep-checkpoints\n",
+            o->out, a, c, o->keep_checkpoints + 1, b);
     return STK_OK;
 }
 
-stk_status train_check_room(const struct train *t, struct stk_error *err) { return check_room(t, err); }
+stk_status train_check_room(const struct train *t, struct stk_error *err)
+{
+    return check_room(t, err);
+}
 
 stk_status train_open(struct train *t, struct stk_error *err)
 {
     STK_TRY(check_paths(t, err));
+    if (t->o.resume) STK_TRY(train_resume_find(t, err));
     STK_TRY(run_open(&t->r, &t->o, false, false, err));
     STK_TRY(count_steps(t, err));
+    STK_TRY(check_targets(t, err));
     STK_TRY(open_eval(t, err));
-    if (t->o.resume) STK_TRY(train_resume_find(t, err));
+    if (t->o.resume) STK_TRY(train_resume_check(t, err));
     STK_TRY(check_room(t, err));
     STK_TRY(token_order_new(t->n_windows, t->o.seed, &t->order, err));
     t->windows = sys_calloc(t->o.batch, sizeof *t->windows);

@@ -1,6 +1,8 @@
-/* trainer/train_state.c - what a training run leaves on disk and takes back: checkpoints, gradients, the finished model.
+/* trainer/train_state.c - what a training run leaves on disk and takes back: checkpoints,
+ * gradients, the finished model.
  *
- * Owns: the client object of a checkpoint and what may lie in --out. Must not know: steps. Application's thread; blocking. */
+ * Owns: the client object of a checkpoint and what may lie in --out. Must not know: steps.
+ * Application's thread; blocking. */
 #include "base/mem.h"
 #include "base/sys.h"
 #include "formats/manifest.h"
@@ -18,7 +20,9 @@
 
 #define EXPORT_FOLDER ".partial-export"
 
-/* --- what may be in --out ----------------------------------------------------------------------------------------------------------- */
+/* --- what may be in --out
+ * -----------------------------------------------------------------------------------------------------------
+ */
 
 /* Whether `path` (of another option) is `out`/name or below it. */
 static bool is_ours(const char *out, const char *name, const char *path)
@@ -36,8 +40,9 @@ static bool is_known(const struct train *t, const char *name)
     if (strcmp(name, EXPORT_FOLDER) == 0) return true;
     for (uint32_t i = 0; i < o->nvme.n; i++)
         if (is_ours(o->out, name, o->nvme.item[i])) return true;
-    return is_ours(o->out, name, o->log) || is_ours(o->out, name, o->dump_gradients) || is_ours(o->out, name, o->data) ||
-           is_ours(o->out, name, o->eval_data) || is_ours(o->out, name, o->plan);
+    return is_ours(o->out, name, o->log) || is_ours(o->out, name, o->dump_gradients) ||
+           is_ours(o->out, name, o->data) || is_ours(o->out, name, o->eval_data) ||
+           is_ours(o->out, name, o->plan);
 }
 
 static bool is_empty(const char *folder)
@@ -56,46 +61,64 @@ stk_status train_check_out(const struct train *t, struct stk_error *err)
     struct stat st;
     STK_TRY(hf_check_writable("--out", o->out, err));
     if (stat(o->out, &st) != 0 || o->resume) return STK_OK;
+    if (!is_empty(t->ckpt_dir))
+        return stk_error_set(err, STK_ERR_STATE, 0,
+                             "--out %s: holds checkpoints of an earlier run: go on with --resume, "
+                             "or choose another folder",
+                             o->out);
     DIR *d = opendir(o->out);
     if (!d) return stk_error_set(err, STK_ERR_IO, errno, "--out %s: %s", o->out, strerror(errno));
     stk_status status = STK_OK;
     for (const struct dirent *e; status == STK_OK && (e = readdir(d)) != NULL;) {
-        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0 || is_known(t, e->d_name)) continue;
-        if (strcmp(e->d_name, "checkpoints") == 0) {
-            if (!is_empty(t->ckpt_dir))
-                status = stk_error_set(err, STK_ERR_STATE, 0, "--out %s: holds checkpoints of an earlier run: go on with --resume, or choose another folder", o->out);
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0 || is_known(t, e->d_name))
             continue;
-        }
-        status = stk_error_set(err, STK_ERR_STATE, 0, "--out %s: holds %s already: choose another folder, nothing is overwritten", o->out, e->d_name);
+        if (strcmp(e->d_name, "checkpoints") == 0) continue;
+        status = stk_error_set(
+            err, STK_ERR_STATE, 0,
+            "--out %s: holds %s already: choose another folder, nothing is overwritten", o->out,
+            e->d_name);
     }
     closedir(d);
     return status;
 }
 
-/* --- resume ---------------------------------------------------------------------------------------------------------------------------- */
+/* --- resume
+ * ----------------------------------------------------------------------------------------------------------------------------
+ */
 
-static uint64_t get_u64(const json_t *j, const char *name) { return (uint64_t)json_integer_value(json_object_get(j, name)); }
+static uint64_t get_u64(const json_t *j, const char *name)
+{
+    return (uint64_t)json_integer_value(json_object_get(j, name));
+}
 
-static stk_status differs(const struct train *t, const char *option, uint64_t there, uint64_t here, struct stk_error *err)
+static stk_status differs(const struct train *t, const char *option, uint64_t there, uint64_t here,
+                          struct stk_error *err)
 {
     if (there == here) return STK_OK;
-    return stk_error_set(err, STK_ERR_CONFIG, 0, "--resume: %s was written with %s %" PRIu64 ", this run has %" PRIu64 ": give the first run's value",
+    return stk_error_set(err, STK_ERR_CONFIG, 0,
+                         "--resume: %s was written with %s %" PRIu64 ", this run has %" PRIu64
+                         ": give the first run's value",
                          t->resume_path, option, there, here);
 }
 
-static stk_status check_client(struct train *t, struct stk_error *err)
+static stk_status check_client(const struct train *t, struct stk_error *err)
 {
     const json_t *c = t->resume_client;
     const char *hash = json_string_value(json_object_get(c, "data_hash"));
     char mine[32];
     if (!hash)
-        return stk_error_set(err, STK_ERR_FORMAT, 0, "--resume: %s was not written by `stoker train`: it holds no position in the data", t->resume_path);
+        return stk_error_set(
+            err, STK_ERR_FORMAT, 0,
+            "--resume: %s was not written by `stoker train`: it holds no position in the data",
+            t->resume_path);
     STK_TRY(differs(t, "--seq", get_u64(c, "seq"), t->o.seq, err));
     STK_TRY(differs(t, "--batch", get_u64(c, "batch"), t->o.batch, err));
     STK_TRY(differs(t, "--seed", get_u64(c, "seed"), t->o.seed, err));
     snprintf(mine, sizeof mine, "%016" PRIx64, tokens_hash(t->r.data));
     if (strcmp(hash, mine) != 0)
-        return stk_error_set(err, STK_ERR_CONFIG, 0, "--resume: --data %s is not the data that %s was trained on", t->o.data, t->resume_path);
+        return stk_error_set(err, STK_ERR_CONFIG, 0,
+                             "--resume: --data %s is not the data that %s was trained on",
+                             t->o.data, t->resume_path);
     return STK_OK;
 }
 
@@ -105,12 +128,24 @@ static void warn_changes(const struct train *t)
     static const char *const names[] = { "constant", "linear", "cosine" };
     const char *schedule = json_string_value(json_object_get(c, "schedule"));
     if (get_u64(c, "steps") != t->steps && t->o.schedule != SCHEDULE_CONSTANT)
-        printf("warning: the run was planned for %" PRIu64 " steps and is now for %" PRIu64 ": the learning rate takes another course from here\n",
+        printf("warning: the run was planned for %" PRIu64 " steps and is now for %" PRIu64
+               ": the learning rate takes another course from here\n",
                get_u64(c, "steps"), t->steps);
     if (schedule && strcmp(schedule, names[t->o.schedule]) != 0)
         printf("warning: the schedule was %s and is now %s\n", schedule, names[t->o.schedule]);
     if (json_number_value(json_object_get(c, "lr")) != t->o.lr)
-        printf("warning: --lr was %g and is now %g\n", json_number_value(json_object_get(c, "lr")), t->o.lr);
+        printf("warning: --lr was %g and is now %g\n", json_number_value(json_object_get(c, "lr")),
+               t->o.lr);
+}
+
+/* `auto` is a measurement and may come out otherwise today: the first run's choice holds. */
+static void take_matmul(struct train *t, const char *numerics)
+{
+    if (t->o.matmul != STK_MATMUL_AUTO || !numerics) return;
+    if (strstr(numerics, ";matmul=bf16;"))
+        t->o.matmul = STK_MATMUL_BF16;
+    else if (strstr(numerics, ";matmul=f32;"))
+        t->o.matmul = STK_MATMUL_F32;
 }
 
 stk_status train_resume_find(struct train *t, struct stk_error *err)
@@ -122,20 +157,26 @@ stk_status train_resume_find(struct train *t, struct stk_error *err)
     stk_status st = manifest_newest(t->ckpt_dir, &t->resume_path, &step, &note, &why);
     if (note) printf("%s\n", note);
     if (st == STK_END)
-        stk_error_set(err, STK_ERR_STATE, 0, "--resume: %s holds no complete checkpoint%s%s", t->ckpt_dir, note ? ": " : "; leave --resume out to begin",
-                      note ? note : "");
+        stk_error_set(err, STK_ERR_STATE, 0, "--resume: %s holds no complete checkpoint%s%s",
+                      t->ckpt_dir, note ? ": " : "; leave --resume out to begin", note ? note : "");
     else if (st != STK_OK)
         stk_error_set(err, st, 0, "--resume: %s", why.text[0] ? why.text : stk_status_text(st));
     sys_free(note);
     if (st != STK_OK) return st == STK_END ? STK_ERR_STATE : st;
     STK_TRY(manifest_read(t->resume_path, false, &doc, err));
     t->resume_client = json_incref(json_object_get(doc, "client"));
+    take_matmul(t, json_string_value(json_object_get(doc, "numerics")));
     t->step = get_u64(doc, "step");
     t->updates = get_u64(doc, "updates");
     json_decref(doc);
     t->position = get_u64(t->resume_client, "position");
     t->tokens_done = get_u64(t->resume_client, "tokens");
     t->saved_step = t->step;
+    return STK_OK;
+}
+
+stk_status train_resume_check(const struct train *t, struct stk_error *err)
+{
     STK_TRY(check_client(t, err));
     warn_changes(t);
     return STK_OK;
@@ -144,13 +185,17 @@ stk_status train_resume_find(struct train *t, struct stk_error *err)
 stk_status train_resume_load(struct train *t, struct stk_error *err)
 {
     pulse_phase(t->r.pulse, "reading the checkpoint", 0);
-    stk_status st = run_engine(&t->r, stk_restore(t->r.e, t->resume_path, t->o.any_numerics, NULL), err);
+    stk_status st = run_engine(&t->r, stk_restore(t->r.e, t->resume_path, t->o.any_numerics, NULL),
+                               err);
     pulse_phase(t->r.pulse, NULL, 0);
-    if (st == STK_OK) printf("resumed from %s: step %" PRIu64 " is next\n", t->resume_path, t->step + 1);
+    if (st == STK_OK)
+        printf("resumed from %s: step %" PRIu64 " is next\n", t->resume_path, t->step + 1);
     return st;
 }
 
-/* --- checkpoints --------------------------------------------------------------------------------------------------------------------------- */
+/* --- checkpoints
+ * ---------------------------------------------------------------------------------------------------------------------------
+ */
 
 static char *client_json(const struct train *t)
 {
@@ -185,14 +230,17 @@ stk_status train_save(struct train *t, bool *written, struct stk_error *err)
 {
     char *client = client_json(t);
     *written = false;
-    if (!client) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a checkpoint's description");
+    if (!client)
+        return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a checkpoint's description");
     pulse_phase(t->r.pulse, "writing a checkpoint", stk_save_bytes(t->r.e));
     stk_status st = stk_save(t->r.e, t->ckpt_dir, client, (uint32_t)t->o.keep_checkpoints);
     pulse_phase(t->r.pulse, NULL, 0);
     free(client);
-    if (st == STK_ERR_NOSPACE || (st == STK_ERR_IO && strstr(stk_error_text(t->r.e), t->ckpt_dir))) {
+    if (st == STK_ERR_NOSPACE ||
+        (st == STK_ERR_IO && strstr(stk_error_text(t->r.e), t->ckpt_dir))) {
         fflush(stdout);
-        fprintf(stderr, "stoker: ALARM: no checkpoint of step %" PRIu64 ": %s; training goes on\n", t->step, stk_error_text(t->r.e));
+        fprintf(stderr, "stoker: ALARM: no checkpoint of step %" PRIu64 ": %s; training goes on\n",
+                t->step, stk_error_text(t->r.e));
         return STK_OK;
     }
     STK_TRY(run_engine(&t->r, st, err));
@@ -202,7 +250,9 @@ stk_status train_save(struct train *t, bool *written, struct stk_error *err)
     return STK_OK;
 }
 
-/* --- gradients ----------------------------------------------------------------------------------------------------------------------------- */
+/* --- gradients
+ * -----------------------------------------------------------------------------------------------------------------------------
+ */
 
 static stk_status write_gradients(struct train *t, struct st_writer *w, struct stk_error *err)
 {
@@ -214,8 +264,10 @@ static stk_status write_gradients(struct train *t, struct st_writer *w, struct s
         if (info->frozen) continue;
         for (uint64_t at = 0; at < info->n_elems; at += piece) {
             uint64_t n = info->n_elems - at < piece ? info->n_elems - at : piece;
-            STK_TRY(run_engine(&t->r, stk_tensor_read(t->r.e, i, STK_READ_GRAD, at, n, t->r.buf, STK_F32), err));
-            STK_TRY(st_writer_write(w, index, at * sizeof(float), t->r.buf, n * sizeof(float), err));
+            STK_TRY(run_engine(
+                &t->r, stk_tensor_read(t->r.e, i, STK_READ_GRAD, at, n, t->r.buf, STK_F32), err));
+            STK_TRY(
+                st_writer_write(w, index, at * sizeof(float), t->r.buf, n * sizeof(float), err));
         }
         index++;
     }
@@ -227,31 +279,41 @@ stk_status train_dump_gradients(struct train *t, struct stk_error *err)
     if (!t->o.dump_gradients) return STK_OK;
     struct st_writer *w = NULL;
     if (sys_mkdirs(t->o.dump_gradients) != 0)
-        return stk_error_set(err, STK_ERR_IO, errno, "--dump-gradients %s: cannot be made: %s", t->o.dump_gradients, strerror(errno));
+        return stk_error_set(err, STK_ERR_IO, errno, "--dump-gradients %s: cannot be made: %s",
+                             t->o.dump_gradients, strerror(errno));
     char *path = sys_format("%s/step-%08" PRIu64 ".safetensors", t->o.dump_gradients, t->step);
     if (!path) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a path");
     stk_status st = st_writer_new(path, NULL, &w, err);
     for (uint32_t i = 0; i < model_tensor_count(t->r.model) && st == STK_OK; i++) {
         const struct model_tensor_info *info = model_tensor(t->r.model, i);
         uint32_t index;
-        if (!info->frozen) st = st_writer_declare(w, info->name, ST_F32, info->rank, info->shape, &index, err);
+        if (!info->frozen)
+            st = st_writer_declare(w, info->name, ST_F32, info->rank, info->shape, &index, err);
     }
     if (st == STK_OK) st = st_writer_begin(w, err);
     if (st == STK_OK) st = write_gradients(t, w, err);
-    if (st == STK_OK) st = st_writer_finish(w, err);
-    else st_writer_abandon(w);
+    if (st == STK_OK)
+        st = st_writer_finish(w, err);
+    else
+        st_writer_abandon(w);
     sys_free(path);
     return st;
 }
 
-/* --- the finished model --------------------------------------------------------------------------------------------------------------------- */
+/* --- the finished model
+ * ---------------------------------------------------------------------------------------------------------------------
+ */
 
-static stk_status read_param(void *arg, const struct model_tensor *mt, uint64_t first, uint64_t n, uint16_t *out, struct stk_error *err)
+static stk_status read_param(void *arg, const struct model_tensor *mt, uint64_t first, uint64_t n,
+                             uint16_t *out, struct stk_error *err)
 {
     struct train *t = arg;
     for (uint32_t i = 0; i < model_tensor_count(t->r.model); i++)
         if (strcmp(model_tensor(t->r.model, i)->name, mt->name) == 0)
-            return run_engine(&t->r, stk_tensor_read(t->r.e, i, STK_READ_PARAM, first, n, out, (stk_dtype)t->o.dtype), err);
+            return run_engine(
+                &t->r,
+                stk_tensor_read(t->r.e, i, STK_READ_PARAM, first, n, out, (stk_dtype)t->o.dtype),
+                err);
     return stk_error_set(err, STK_ERR_STATE, 0, "tensor %s is not in the engine", mt->name);
 }
 
@@ -259,9 +321,16 @@ stk_status train_export(struct train *t, struct stk_error *err)
 {
     char *partial = sys_format("%s/%s", t->o.out, EXPORT_FOLDER);
     if (!partial) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a path");
-    struct hf_job job = { .cfg = &t->r.src.cfg, .dtype = t->o.dtype == STK_BF16 ? ST_BF16 : ST_F16, .head_only = t->r.src.head_only,
-                          .both = t->r.src.both, .copy_from = t->o.model, .read = read_param, .arg = t, .buf = t->r.buf,
-                          .buf_bytes = RUN_BUF_BYTES, .pulse = t->r.pulse };
+    struct hf_job job = { .cfg = &t->r.src.cfg,
+                          .dtype = t->o.dtype == STK_BF16 ? ST_BF16 : ST_F16,
+                          .head_only = t->r.src.head_only,
+                          .both = t->r.src.both,
+                          .copy_from = t->o.model,
+                          .read = read_param,
+                          .arg = t,
+                          .buf = t->r.buf,
+                          .buf_bytes = RUN_BUF_BYTES,
+                          .pulse = t->r.pulse };
     stk_status st = hf_write(&job, partial, err);
     if (st == STK_OK) st = hf_publish_into(partial, t->o.out, err);
     if (st == STK_OK) printf("model      %s\n", t->o.out);
