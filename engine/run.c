@@ -221,7 +221,10 @@ static bool issue_ready(stk_engine *e)
 void run_pump(void *engine)
 {
     stk_engine *e = engine;
-    while (e->run.active && (issue_ready(e) | hand_out_visit(e))) continue;
+    for (bool moved = true; moved && e->run.active;) {
+        moved = issue_ready(e);
+        if (hand_out_visit(e)) moved = true;
+    }
     notice_stuck(e);
 }
 
