@@ -382,8 +382,8 @@ TEST(ckp_16_killed_in_the_save_the_previous_loads)
 {
     const char *dir = world_dir("kill");
     int killed = 0;
-    for (int i = 0; i < 12; i++) {
-        int status = run_child(dir, 150 + 450 * i);
+    for (int i = 0; i < 8; i++) {
+        int status = run_child(dir, 150 + 700 * i);
         killed += WIFSIGNALED(status);
         CHECK(WIFSIGNALED(status) || (WIFEXITED(status) && WEXITSTATUS(status) == 0));
         uint64_t at = newest_step(dir);
@@ -396,7 +396,7 @@ TEST(ckp_16_killed_in_the_save_the_previous_loads)
         RUN(&t, world_steps(&t, 1, 1e-3));
         stk_close(t.e);
     }
-    printf("# %d of 12 killed inside the save\n", killed);
+    printf("# %d of 8 killed inside the save\n", killed);
     CHECK(killed > 0);
 }
 
@@ -439,10 +439,12 @@ static int64_t file_size(const char *path)
 }
 
 /* With step 4 damaged: naming it is refused with a sentence, and the newest complete one is step 2. */
-static void damaged(const char *dir)
+static void damaged(const char *dir, bool by_name)
 {
     char path[900];
     struct toy t;
+    CHECK(newest_step(dir) == 2);
+    if (!by_name) return;
     toy_new(&t, false);
     world_place(&t, WORLD_HOST);
     RUN(&t, toy_open(&t));
@@ -451,7 +453,6 @@ static void damaged(const char *dir)
     CHECK(st == STK_ERR_CORRUPT || st == STK_ERR_FORMAT || st == STK_ERR_IO);
     CHECK(strstr(stk_error_text(t.e), "step-00000004") != NULL);
     stk_close(t.e);
-    CHECK(newest_step(dir) == 2);
 }
 
 TEST(ckp_cut_or_changed_at_every_twentieth_is_refused)
@@ -476,12 +477,12 @@ TEST(ckp_cut_or_changed_at_every_twentieth_is_refused)
             CHECK(pread(fd, &was, 1, at) == 1);
             flipped = was ^ 0x10;
             CHECK(pwrite(fd, &flipped, 1, at) == 1);
-            damaged(dir);
+            damaged(dir, k % 4 == f);
             CHECK(pwrite(fd, &was, 1, at) == 1);
             char *rest = malloc((size_t)(size - at));
             CHECK(rest && pread(fd, rest, (size_t)(size - at), at) == size - at);
             CHECK(ftruncate(fd, at) == 0);
-            damaged(dir);
+            damaged(dir, k % 4 == f);
             CHECK(pwrite(fd, rest, (size_t)(size - at), at) == size - at);
             free(rest);
             close(fd);

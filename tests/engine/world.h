@@ -10,27 +10,30 @@
 #include <unistd.h>
 
 static char world_path[512];
+static char *world_names[256]; /* every folder handed out, so that its name stays valid */
 
 static inline void world_remove(void)
 {
     if (world_path[0]) sys_remove_tree(world_path);
+    for (uint32_t i = 0; i < 256; i++) free(world_names[i]);
 }
 
-/* The scratch folder of this process; `sub` (may be NULL) is made inside it. The string is valid until the 8th call after. */
+/* The scratch folder of this process; `sub` (may be NULL) is made inside it. The string is valid to the end. */
 static inline const char *world_dir(const char *sub)
 {
-    static char names[8][768];
-    static uint32_t at;
+    char name[768];
+    uint32_t i = 0;
     if (!world_path[0]) {
         const char *tmp = getenv("TMPDIR");
         snprintf(world_path, sizeof world_path, "%s/stoker-engine-XXXXXX", tmp ? tmp : "/tmp");
         if (!mkdtemp(world_path)) abort();
         atexit(world_remove);
     }
-    char *name = names[at++ % 8];
-    snprintf(name, sizeof names[0], "%s%s%s", world_path, sub ? "/" : "", sub ? sub : "");
+    snprintf(name, sizeof name, "%s%s%s", world_path, sub ? "/" : "", sub ? sub : "");
+    while (i < 255 && world_names[i] && strcmp(world_names[i], name)) i++;
+    if (!world_names[i] && !(world_names[i] = strdup(name))) abort();
     sys_mkdirs(name);
-    return name;
+    return world_names[i];
 }
 
 /* Runs an expression that must succeed; prints the sentence, closes the toy and leaves the test if not. */
