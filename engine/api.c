@@ -78,6 +78,11 @@ static stk_status check_range(stk_engine *e)
                              c->chunk_elems);
     if (c->device == STK_DEVICE_SIM && !c->simulate)
         return stk_error_set(err, STK_ERR_CONFIG, 0, "the sim device has modelled time: it needs simulated execution (simulate)");
+    if (!c->own_order) return STK_OK;
+    if (c->own_visits_max == 0) return stk_error_set(err, STK_ERR_CONFIG, 0, "own_order needs own_visits_max, the most visits of a step; it is 0");
+    if (c->own_held_max == 0) return stk_error_set(err, STK_ERR_CONFIG, 0, "own_order needs own_held_max, the most blocks held at once; it is 0");
+    if (c->device != STK_DEVICE_HOST)
+        return stk_error_set(err, STK_ERR_UNSUPPORTED, 0, "own_order needs a device that reads host memory in place: device host");
     return STK_OK;
 }
 
