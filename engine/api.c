@@ -44,6 +44,24 @@ stk_status eng_refuse_state(stk_engine *e, const char *call, const char *expecte
     return stk_error_set(&e->err, STK_ERR_STATE, 0, "%s is allowed %s; the engine is %s", call, expected, names[e->state]);
 }
 
+/* Choices are indices into tables: one that this version does not know is refused, never taken for another. */
+static stk_status check_choices(stk_engine *e)
+{
+    const stk_config *c = &e->cfg;
+    const struct { const char *name; int value, last; } choices[] = {
+        { "device", (int)c->device, STK_DEVICE_SIM }, { "params", (int)c->params, STK_TIER_NVME },
+        { "optimizer_state", (int)c->optimizer_state, STK_TIER_NVME }, { "grads", (int)c->grads, STK_TIER_NVME },
+        { "activations", (int)c->activations, STK_ACT_HOST }, { "accumulate", (int)c->accumulate, STK_ACCUMULATE_MICRO },
+        { "update", (int)c->update, STK_UPDATE_CHASE }, { "optimizer", (int)c->optimizer, STK_ADAM },
+        { "matmul", (int)c->matmul, STK_MATMUL_BF16 }, { "storage", (int)c->storage, STK_STORAGE_SIM },
+    };
+    for (size_t i = 0; i < sizeof choices / sizeof *choices; i++)
+        if (choices[i].value < 0 || choices[i].value > choices[i].last)
+            return stk_error_set(&e->err, STK_ERR_CONFIG, 0, "%s is %d: this version knows 0 to %d (engine/stoker.h)", choices[i].name, choices[i].value,
+                                 choices[i].last);
+    return STK_OK;
+}
+
 static stk_status check_range(stk_engine *e)
 {
     const stk_config *c = &e->cfg;
@@ -60,6 +78,11 @@ static stk_status check_range(stk_engine *e)
                              c->chunk_elems);
     if (c->device == STK_DEVICE_SIM && !c->simulate)
         return stk_error_set(err, STK_ERR_CONFIG, 0, "the sim device has modelled time: it needs simulated execution (simulate)");
+    if (!c->own_order) return STK_OK;
+    if (c->own_visits_max == 0) return stk_error_set(err, STK_ERR_CONFIG, 0, "own_order needs own_visits_max, the most visits of a step; it is 0");
+    if (c->own_held_max == 0) return stk_error_set(err, STK_ERR_CONFIG, 0, "own_order needs own_held_max, the most blocks held at once; it is 0");
+    if (c->device != STK_DEVICE_HOST)
+        return stk_error_set(err, STK_ERR_UNSUPPORTED, 0, "own_order needs a device that reads host memory in place: device host");
     return STK_OK;
 }
 
@@ -115,6 +138,7 @@ stk_status stk_open(const stk_config *c, stk_engine **out)
     stk_engine *e = *out = sys_calloc(1, sizeof *e);
     if (!e) return STK_ERR_NOMEM;
     stk_status st = copy_config(e, c);
+    if (st == STK_OK) st = check_choices(e);
     if (st == STK_OK) st = check_range(e);
     if (st == STK_OK) st = open_machine(e);
     if (st != STK_OK) e->state = ENG_FAILED;

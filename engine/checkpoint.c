@@ -133,9 +133,22 @@ static json_t *manifest_document(stk_engine *e, const char *client_json)
                      client);
 }
 
+static stk_status check_client_json(stk_engine *e, const char *client_json)
+{
+    json_error_t why;
+    json_t *doc = client_json ? json_loads(client_json, 0, &why) : json_object();
+    bool object = json_is_object(doc);
+    if (!object)
+        stk_error_set(&e->err, STK_ERR_CONFIG, 0, "stk_save: client_json must be one JSON object: %s",
+                      doc ? "it is another kind of value" : why.text);
+    json_decref(doc);
+    return object ? STK_OK : STK_ERR_CONFIG;
+}
+
 stk_status stk_save(stk_engine *e, const char *dir, const char *client_json, uint32_t keep)
 {
     STK_TRY(stk_flush(e));
+    STK_TRY(check_client_json(e, client_json));
     char *partial = NULL;
     if (sys_mkdirs(dir) != 0) return stk_error_set(&e->err, STK_ERR_IO, errno, "%s: the checkpoint folder cannot be made: %s", dir, strerror(errno));
     int64_t room = sys_disk_free(dir);
@@ -265,6 +278,11 @@ static stk_status agree(stk_engine *e, const char *path, const json_t *doc, bool
             return stk_error_set(&e->err, STK_ERR_CONFIG, 0, "%s: tensor %u is %s there and %s (%llu elements%s) in this model: it is a checkpoint of another model or of other --freeze patterns",
                                  path, i, name ? name : "unnamed", t->name, (unsigned long long)t->n_elems, t->frozen ? ", frozen" : "");
     }
+    /* whatever the key: frozen tensors are stored as they are, and bf16 bits read as fp16 would be nonsense */
+    const char *dtype = json_string_value(json_object_get(doc, "dtype")), *own = e->cfg.dtype == STK_FP16 ? "fp16" : "bf16";
+    if (!dtype || strcmp(dtype, own))
+        return stk_error_set(&e->err, STK_ERR_CONFIG, 0, "%s: was written with dtype %s, this run has %s: give --dtype %s", path, dtype ? dtype : "unknown",
+                             own, dtype ? dtype : "bf16");
     if (!any_numerics && (!key || strcmp(key, e->numerics)))
         return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
                              "%s: was written under the numerics key \"%s\", this run has \"%s\": give the options of the first run, or --any-numerics to go on with other bits",
@@ -315,7 +333,9 @@ stk_status stk_newest_checkpoint(const char *dir, char **path, uint64_t *step)
 {
     struct stk_error err = { 0 };
     char *note = NULL;
-    stk_status st = manifest_newest(dir, path, step, &note, &err);
+    uint64_t at = 0;
+    stk_status st = manifest_newest(dir, path, &at, &note, &err);
+    if (step) *step = at;
     sys_free(note);
     return st;
 }

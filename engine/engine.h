@@ -134,6 +134,7 @@ struct stk_engine {
     struct stk_error fail;          /* valid once `failed` */
     struct exec_event visit_event, run_event, update_event;
     _Atomic bool stuck;             /* own order: the wanted visit can only come when a held one goes */
+    _Atomic uint32_t held_visits;          /* own order: planned visits that the client has not released */
     uint8_t visit_cause;            /* plan kind that the handed-out visit waited for */
     _Atomic uint64_t progress;      /* completions so far: tells a long wait from a stall */
 
@@ -164,7 +165,7 @@ stk_status run_wait(stk_engine *e, struct exec_event *ev);
 /* Engine lane. */
 void run_pump(void *engine);                    /* issue what is ready, hand out the wanted visit */
 void run_complete(stk_engine *e, uint32_t node);
-void run_abandon(stk_engine *e);                 /* own order: visits not yet handed out count as made, the held one as handed out */
+void run_abandon(stk_engine *e, uint32_t from); /* own order: visits `from`... count as made, the one to hold as handed out */
 void run_release_hold(stk_engine *e);            /* own order: the held visit completes */
 void run_fail(stk_engine *e, const struct stk_error *err);
 struct run_op *run_op_take(stk_engine *e, uint32_t resource, uint32_t node);

@@ -2,6 +2,7 @@
  *
  * norm_collect runs on the engine lane (PLAN_NORM: every cast is complete); the rest on the application's thread at step end, when the run is over. */
 #include "engine/engine.h"
+#include <float.h>
 #include <math.h>
 
 /* fp64 sums of squares of the 16-bit values, chunk by chunk in global order: the same for every placement. */
@@ -22,8 +23,9 @@ void norm_collect(stk_engine *e)
 /* As torch.nn.utils.clip_grad_norm_: limit / (norm + 1e-6), at most 1. Never negative, never NaN: a norm that is not a finite number never gets here (MPX-08). */
 double norm_clip_factor(double norm, double clip)
 {
-    if (!(clip > 0.0)) return 1.0;
+    if (!(clip > 0.0) || !(norm >= 0.0) || !isfinite(norm)) return 1.0; /* not a norm: the step is skipped, nothing is scaled */
     double f = clip / (norm + 1e-6);
+    if (f < DBL_MIN) return DBL_MIN; /* 0 would turn an update into none */
     return f < 1.0 ? f : 1.0;
 }
 

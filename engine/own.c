@@ -11,7 +11,7 @@
 #include "gpu/ops.h"
 #include <string.h>
 
-struct own_held { uint32_t block; bool used, planned; uint32_t index; uint8_t *slot; };
+struct own_held { uint32_t block; bool used, planned; uint32_t index; uint8_t *slot; uint64_t serial; };
 
 struct own_order {
     float **acc;                    /* of each block; NULL: frozen */
@@ -22,6 +22,7 @@ struct own_order {
     bool following, recording;
     uint32_t at;                    /* next visit of the plan */
     uint64_t departures;
+    uint64_t serial;                /* of visits: tells a released one from the one that has its room now */
     struct run_op *ops;             /* a completion for each visit of a step */
     struct exec_task abandon_task, end_task;
 };
@@ -53,8 +54,6 @@ uint64_t own_cache_bytes(const stk_engine *e, uint32_t prefetch)
 stk_status own_alloc(stk_engine *e)
 {
     if (!e->cfg.own_order) return STK_OK;
-    if (!e->caps.host_in_place)
-        return stk_error_set(&e->err, STK_ERR_UNSUPPORTED, 0, "own_order needs a device that reads host memory in place: device host");
     struct own_order *o = e->own = sys_calloc(1, sizeof *o);
     if (!o) return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory for own order");
     uint32_t held = e->cfg.own_held_max, visits = e->cfg.own_visits_max;
@@ -143,7 +142,7 @@ stk_status own_step_begin(stk_engine *e)
 static void abandon_visits(void *engine)
 {
     stk_engine *e = engine;
-    run_abandon(e);
+    run_abandon(e, e->own->at);
     run_pump(e);
 }
 
@@ -216,6 +215,8 @@ stk_status stk_acquire(stk_engine *e, uint32_t block, stk_dir dir, uint32_t micr
     struct own_order *o = e->own;
     if (!o || e->state != ENG_STEP) return eng_refuse_state(e, "stk_acquire", "inside a step of an engine with own_order");
     if (block >= e->layout->n_blocks) return stk_error_set(&e->err, STK_ERR_CONFIG, 0, "stk_acquire: block %u; there are %u", block, e->layout->n_blocks);
+    if (micro >= e->cfg.micro_batches)
+        return stk_error_set(&e->err, STK_ERR_CONFIG, 0, "stk_acquire: micro-batch %u; micro_batches is %u", micro, e->cfg.micro_batches);
     uint32_t slot = 0;
     while (slot < e->cfg.own_held_max && o->held[slot].used) slot++;
     if (slot == e->cfg.own_held_max)
@@ -229,6 +230,7 @@ stk_status stk_acquire(stk_engine *e, uint32_t block, stk_dir dir, uint32_t micr
     STK_TRY(follow(e, block, dir, micro, &planned));
     if (planned) {
         *h = (struct own_held){ .block = block, .used = true, .planned = true, .index = o->at - 1 };
+        atomic_fetch_add(&e->held_visits, 1);
         step_fill_visit(e, e->plan_own, h->index, v);
     } else {
         if (!o->recording) o->departures++;
@@ -238,6 +240,7 @@ stk_status stk_acquire(stk_engine *e, uint32_t block, stk_dir dir, uint32_t micr
         fill_demand_visit(e, block, dir, micro, h, v);
     }
     v->priv[0] = slot + 1;
+    v->priv[1] = h->serial = ++o->serial;
     if (o->recording) o->record[o->n_record++] = (struct plan_own_visit){ place_of(e, block), dir == STK_BACKWARD ? PLAN_BACKWARD : PLAN_FORWARD, micro };
     return STK_OK;
 }
@@ -247,14 +250,17 @@ stk_status stk_release(stk_engine *e, const stk_visit *v)
     stk_error_clear(&e->err);
     struct own_order *o = e->own;
     uint32_t slot = (uint32_t)v->priv[0] - 1;
-    if (!o || e->state != ENG_STEP || v->priv[0] == 0 || slot >= e->cfg.own_held_max || !o->held[slot].used)
+    if (!o || e->state != ENG_STEP || v->priv[0] == 0 || slot >= e->cfg.own_held_max || !o->held[slot].used ||
+        o->held[slot].serial != v->priv[1])
         return stk_error_set(&e->err, STK_ERR_STATE, 0, "stk_release: this visit is not held");
     struct own_held *h = &o->held[slot];
     const struct stk_block *b = &e->layout->blocks[h->block];
     if (v->dir == STK_BACKWARD)
         for (uint32_t i = 0; i < b->n_tensors; i++) e->layout->tensors[b->first_tensor + i].got_gradient = true;
     h->used = false;
-    return h->planned ? step_visit_queued(e, h->index) : STK_OK;
+    if (!h->planned) return STK_OK;
+    atomic_fetch_sub(&e->held_visits, 1);
+    return step_visit_queued(e, h->index);
 }
 
 stk_status stk_grad_add(stk_engine *e, uint32_t tensor, uint64_t first, uint64_t n, const void *data, stk_dtype dtype)

@@ -111,6 +111,7 @@ stk_status place_table(stk_engine *e, const struct eng_placement *pl, struct mem
         STK_TRY(mem_note(m, dev, "gradient accumulators (fp32)", "", own_bytes(e, true), err));
         STK_TRY(mem_note(m, dev, "blocks held on demand", "", own_bytes(e, false), err));
     }
+    STK_TRY(mem_note(m, MEM_HOST, "the product library's own buffers", "", e->caps.library_bytes, err));
     return mem_note(m, MEM_HOST, "program and libraries", "", e->baseline_bytes, err);
 }
 

@@ -166,9 +166,13 @@ static bool hand_out_visit(stk_engine *e)
     return true;
 }
 
-void run_abandon(stk_engine *e)
+void run_abandon(stk_engine *e, uint32_t from)
 {
     struct eng_run *r = &e->run;
+    for (uint32_t i = from; r->active && i < r->next_visit; i++) { /* handed out, but the client had turned away */
+        r->visits_in_flight--;
+        if (i != r->hold_visit) run_complete(e, r->plan->visits[i].node);
+    }
     for (; r->active && r->next_visit < r->plan->n_visits; r->next_visit++) {
         uint32_t node = r->plan->visits[r->next_visit].node;
         r->node_state[node] = RUN_ISSUED;
@@ -191,6 +195,8 @@ static void notice_stuck(stk_engine *e)
 {
     struct eng_run *r = &e->run;
     if (!r->active || !e->own || r->visits_in_flight == 0 || r->next_visit >= atomic_load(&e->want)) return;
+    /* `want` may have been raised since hand_out_visit looked: then another pump is on its way. And what the client released ends by itself. */
+    if (r->node_state[r->plan->visits[r->next_visit].node] == RUN_READY || r->visits_in_flight > atomic_load(&e->held_visits)) return;
     for (uint32_t k = 0; k < PLAN_RESOURCE_N; k++)
         if (r->pool[k].in_flight || r->heap_n[k]) return;
     atomic_store(&e->stuck, true);
@@ -221,7 +227,10 @@ static bool issue_ready(stk_engine *e)
 void run_pump(void *engine)
 {
     stk_engine *e = engine;
-    while (e->run.active && (issue_ready(e) | hand_out_visit(e))) continue;
+    for (bool moved = true; moved && e->run.active;) {
+        moved = issue_ready(e);
+        if (hand_out_visit(e)) moved = true;
+    }
     notice_stuck(e);
 }
 

@@ -93,6 +93,7 @@ stk_status host_matmul_run(struct host_matmul *mm, const struct host_product *p,
                            const void *b, void *c, void *pad, uint64_t pad_size_bytes,
                            struct stk_error *err);
 /* Tests: primitives made so far, and those made outside of prepare. */
+uint64_t host_matmul_library_bytes(struct host_matmul *mm);
 void host_matmul_counts(const struct dev *d, uint64_t *made, uint64_t *late);
 const char *host_matmul_isa(void);
 

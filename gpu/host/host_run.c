@@ -121,5 +121,6 @@ stk_status host_prepare(struct dev *d, const struct dev_cmd *cmd, uint64_t *scra
     struct host_job j = { .h = h, .dry = true, .err = err, .op = dev_cmd_name(cmd->kind) };
     STK_TRY(run_products(&j, cmd));
     *scratch_bytes = j.used_bytes + j.pad_bytes;
+    d->caps.library_bytes = host_matmul_library_bytes(h->matmul);
     return STK_OK;
 }

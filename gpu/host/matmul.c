@@ -20,6 +20,8 @@ struct matmul_entry {
     uint64_t pad_bytes;
 };
 
+#define MATMUL_COPIED_K 16384
+
 struct host_matmul {
     pthread_mutex_t lock; /* entries, their memory objects, the library's stream */
     dnnl_engine_t engine;
@@ -28,6 +30,7 @@ struct host_matmul {
     struct matmul_entry *entries;
     uint32_t n, capacity;
     uint64_t late;
+    uint64_t copy_bytes; /* largest operand that the library copies by itself */
 };
 
 static stk_status matmul_error(const struct host_product *p, const char *what, dnnl_status_t st,
@@ -176,6 +179,10 @@ stk_status host_matmul_prepare(struct host_matmul *mm, const struct host_product
     pthread_mutex_lock(&mm->lock);
     stk_status st = matmul_get(mm, p, false, &e, err);
     if (st == STK_OK) *pad_bytes = e->pad_bytes;
+    /* Seen with 2.6.3 and AMX: the left operand of a bf16 product is copied into the library's own memory, each thread its rows; not
+     * for the very long inner dimension of a head. */
+    uint64_t copy = p->src == OPS_BF16 && p->k <= MATMUL_COPIED_K ? p->m * p->k * 2 : 0;
+    if (copy > mm->copy_bytes) mm->copy_bytes = copy;
     pthread_mutex_unlock(&mm->lock);
     omp_set_num_threads(saved);
     return st;
@@ -222,6 +229,9 @@ stk_status host_matmul_run(struct host_matmul *mm, const struct host_product *p,
     omp_set_num_threads(saved);
     return st;
 }
+
+/* The library frees after each product, but the C library keeps and fragments: three times the largest was seen. */
+uint64_t host_matmul_library_bytes(struct host_matmul *mm) { return 3 * mm->copy_bytes; }
 
 void host_matmul_counts(const struct dev *d, uint64_t *made, uint64_t *late)
 {

@@ -26,7 +26,14 @@ struct toy {
     uint64_t data_seed, fill_seed;
     double poison_loss_at; /* step at which the loss gradient is infinite; 0: never */
     uint64_t step;
+    /* variants: rows of a micro-batch (0: TOY_ROWS); by_row: data depend on the row in the step, not on how it is cut into micro-batches */
+    uint32_t rows;
+    bool by_row;
+    void (*hook)(struct toy *t, const stk_visit *v); /* after a visit's work is queued, before stk_done */
+    void *hook_arg;
 };
+
+static inline uint32_t toy_rows(const struct toy *t) { return t->rows ? t->rows : TOY_ROWS; }
 
 static inline void toy_init(struct toy *t, uint32_t layers, uint32_t micros)
 {
@@ -68,14 +75,22 @@ static inline stk_status toy_describe(struct toy *t)
         STK_TRY(stk_block(e, "head", d, 1, &head, &t->tensor_head));
         t->n_tensors++;
     }
-    uint64_t act = TOY_ROWS * TOY_HIDDEN * 4;
+    uint64_t act = toy_rows(t) * TOY_HIDDEN * 4;
     stk_place p[20] = { { .block = blocks[0], .flops = 1 } };
-    for (uint32_t i = 0; i < t->layers; i++) p[1 + i] = (stk_place){ .block = blocks[1 + i], .in_bytes = act, .full_bytes = act, .flops = 2.0 * TOY_ROWS * TOY_HIDDEN * TOY_HIDDEN };
-    p[1 + t->layers] = (stk_place){ .block = head, .fused = true, .in_bytes = act, .full_bytes = 64, .flops = 2.0 * TOY_ROWS * TOY_HIDDEN * TOY_VOCAB };
+    for (uint32_t i = 0; i < t->layers; i++) p[1 + i] = (stk_place){ .block = blocks[1 + i], .in_bytes = act, .full_bytes = act, .flops = 2.0 * toy_rows(t) * TOY_HIDDEN * TOY_HIDDEN };
+    p[1 + t->layers] = (stk_place){ .block = head, .fused = true, .in_bytes = act, .full_bytes = 64, .flops = 2.0 * toy_rows(t) * TOY_HIDDEN * TOY_VOCAB };
     STK_TRY(stk_order(e, p, 2 + t->layers));
     STK_TRY(stk_workspace(e, 8u << 20));
-    STK_TRY(stk_reserve(e, STK_ON_DEVICE, "inputs", t->micros * TOY_ROWS * 8, &t->h_ids));
-    return stk_reserve(e, STK_ON_HOST, "inputs, host side", t->micros * TOY_ROWS * 8, &t->h_host);
+    STK_TRY(stk_reserve(e, STK_ON_DEVICE, "inputs", t->micros * toy_rows(t) * 8, &t->h_ids));
+    return stk_reserve(e, STK_ON_HOST, "inputs, host side", t->micros * toy_rows(t) * 8, &t->h_host);
+}
+
+static inline uint64_t toy_tensor_elems(const struct toy *t, uint32_t k)
+{
+    if (k == t->tensor_embed || k == t->tensor_head) return TOY_VOCAB * TOY_HIDDEN;
+    for (uint32_t i = 0; i < t->layers; i++)
+        if (k == t->tensor_b[i]) return TOY_HIDDEN;
+    return TOY_HIDDEN * TOY_HIDDEN;
 }
 
 static inline stk_status toy_fill(struct toy *t)
@@ -106,13 +121,13 @@ static inline stk_status toy_open(struct toy *t)
 /* Everything of one visit, queued. full holds x of the layer (what its backward needs) so that `recompute` has something to do. */
 static inline stk_status toy_visit(struct toy *t, const stk_visit *v, struct stk_error *err)
 {
-    const int32_t *ids = (const int32_t *)stk_reserved(t->e, t->h_ids) + v->micro * 2 * TOY_ROWS;
+    const int32_t *ids = (const int32_t *)stk_reserved(t->e, t->h_ids) + v->micro * 2 * toy_rows(t);
     const uint16_t *param = v->param;
     struct ops_scratch scratch = { v->workspace, v->workspace_bytes };
     enum ops_dtype pt = t->cfg.dtype == STK_FP16 ? OPS_FP16 : OPS_BF16;
-    uint64_t act = TOY_ROWS * TOY_HIDDEN;
+    uint64_t act = toy_rows(t) * TOY_HIDDEN;
     if (v->place == 0) {
-        struct ops_embed a = { .tokens = TOY_ROWS, .vocab = TOY_VOCAB, .hidden = TOY_HIDDEN, .at = OPS_F32, .pt = pt, .ids = ids,
+        struct ops_embed a = { .tokens = toy_rows(t), .vocab = TOY_VOCAB, .hidden = TOY_HIDDEN, .at = OPS_F32, .pt = pt, .ids = ids,
                                .table = param + stk_tensor_offset(t->e, t->tensor_embed), .y = v->out, .dy = v->flow };
         if (v->dir == STK_FORWARD) return ops_embed_forward(v->stream, &a, err);
         if (!v->grad || t->freeze_first) return STK_OK;
@@ -121,9 +136,9 @@ static inline stk_status toy_visit(struct toy *t, const stk_visit *v, struct stk
     }
     if (v->place == t->layers + 1) {
         double *loss = &t->loss[v->micro];
-        struct ops_head a = { .tokens = TOY_ROWS, .hidden = TOY_HIDDEN, .vocab = TOY_VOCAB, .at = OPS_F32, .pt = pt, .x = v->in,
-                              .w = param + stk_tensor_offset(t->e, t->tensor_head), .targets = ids + TOY_ROWS, .loss_sum = loss, .dx = v->flow, .scratch = scratch };
-        a.d_scale = v->loss_scale / (double)(t->micros * TOY_ROWS);
+        struct ops_head a = { .tokens = toy_rows(t), .hidden = TOY_HIDDEN, .vocab = TOY_VOCAB, .at = OPS_F32, .pt = pt, .x = v->in,
+                              .w = param + stk_tensor_offset(t->e, t->tensor_head), .targets = ids + toy_rows(t), .loss_sum = loss, .dx = v->flow, .scratch = scratch };
+        a.d_scale = v->loss_scale / (double)(t->micros * toy_rows(t));
         if (t->poison_loss_at > 0 && t->step == (uint64_t)t->poison_loss_at) a.d_scale = INFINITY;
         if (v->dir == STK_FORWARD) return ops_head_forward(v->stream, &a, err);
         bool frozen = t->tied && t->freeze_first;
@@ -132,7 +147,7 @@ static inline stk_status toy_visit(struct toy *t, const stk_visit *v, struct stk
     }
     uint32_t i = v->place - 1;
     bool w_frozen = t->freeze_first && i == 1;
-    struct ops_linear a = { .rows = TOY_ROWS, .in = TOY_HIDDEN, .out = TOY_HIDDEN, .at = OPS_F32, .pt = pt, .x = v->in,
+    struct ops_linear a = { .rows = toy_rows(t), .in = TOY_HIDDEN, .out = TOY_HIDDEN, .at = OPS_F32, .pt = pt, .x = v->in,
                             .w = param + stk_tensor_offset(t->e, t->tensor_w[i]), .bias = param + stk_tensor_offset(t->e, t->tensor_b[i]), .scratch = scratch };
     if (v->dir == STK_FORWARD || v->recompute) STK_TRY(dev_copy(v->stream, v->full, v->in, act * 4, DEV_ON_DEVICE, err));
     if (v->dir == STK_FORWARD) {
@@ -158,14 +173,15 @@ static inline stk_status toy_inputs(struct toy *t, uint64_t step, struct stk_err
     for (uint32_t m = 0; m < t->micros; m++) {
         struct rng r;
         rng_seed_stream(&r, t->data_seed, step * 64 + m);
-        for (uint32_t i = 0; i < TOY_ROWS; i++) {
+        for (uint32_t i = 0; i < toy_rows(t); i++) {
+            if (t->by_row) rng_seed_stream(&r, t->data_seed, (step << 20) + m * toy_rows(t) + i);
             int32_t id = (int32_t)rng_below(&r, TOY_VOCAB);
-            h[m * 2 * TOY_ROWS + i] = id;
-            h[m * 2 * TOY_ROWS + TOY_ROWS + i] = (id * 7 + 3) % TOY_VOCAB;
+            h[m * 2 * toy_rows(t) + i] = id;
+            h[m * 2 * toy_rows(t) + toy_rows(t) + i] = (id * 7 + 3) % TOY_VOCAB;
         }
         t->loss[m] = 0;
     }
-    return dev_copy(stk_compute_stream(t->e), stk_reserved(t->e, t->h_ids), h, t->micros * TOY_ROWS * 8, DEV_TO_DEVICE, err);
+    return dev_copy(stk_compute_stream(t->e), stk_reserved(t->e, t->h_ids), h, t->micros * toy_rows(t) * 8, DEV_TO_DEVICE, err);
 }
 
 static inline stk_status toy_step(struct toy *t, double lr, stk_step_stats *stats)
@@ -179,13 +195,14 @@ static inline stk_status toy_step(struct toy *t, double lr, stk_step_stats *stat
     STK_TRY(toy_inputs(t, t->step, &err));
     while ((st = stk_next(t->e, &v)) == STK_OK) {
         STK_TRY(toy_visit(t, &v, &err));
+        if (t->hook) t->hook(t, &v);
         STK_TRY(stk_done(t->e, &v));
     }
     if (st != STK_END) return st;
     st = stk_step_end(t->e, stats);
     double sum = 0;
     for (uint32_t m = 0; m < t->micros; m++) sum += t->loss[m];
-    t->last_loss = sum / (t->micros * TOY_ROWS);
+    t->last_loss = sum / (t->micros * toy_rows(t));
     return st;
 }
 
