@@ -307,6 +307,11 @@ def test_use_08_use_10_start_table(p):
     assert rows >= 2 and "total" in total
 
 
+def test_mem_11_evaluation_has_no_gradients_and_no_state(p):
+    out, _ = run("eval", "--model", p.model, "--data", p.data, "--seq", "32", "--dry-run")
+    assert "parameters (16-bit)" in out and "gradient" not in out.split("memory\n")[1] and "optimizer" not in out.split("memory\n")[1]
+
+
 def test_config_file_gives_options(p):
     write(p.at("options.json"), json.dumps({"steps": 2, "lr": 5e-4, "seq": 16}))
     p.train("from-file", "--config", p.at("options.json"), "--log", p.at("from-file.jsonl"),
