@@ -102,6 +102,11 @@ int cmd_eval(int argc, char **argv)
     run_opts_rows(&o, FOR_EVAL);
     if (cmd_help(argc, argv, usage, o.rows, o.n_rows)) return EXIT_DONE;
     if (run_opts_parse(&o, FOR_EVAL, argc, argv, &err) != STK_OK) return cmd_fail_use(&err);
+    if (o.print_config) {
+        run_opts_print(&o);
+        run_opts_free(&o);
+        return EXIT_DONE;
+    }
     if (o.logits) o.batch = o.micro_batch; /* a host copy of a pass's logits is kept */
     r.pulse = pulse_open();
     stk_status st = check_outputs(&o, &err);

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 static const char usage_train[] =
     "usage: stoker train --model DIR --data FILE --out DIR --steps N [options]";
@@ -56,10 +57,17 @@ static int train_or_plan(int argc, char **argv, uint32_t verb, const char *usage
         code = EXIT_DONE;
     } else if (run_opts_parse(&t->o, verb, argc, argv, &err) != STK_OK) {
         code = cmd_fail_use(&err);
+    } else if (t->o.print_config) {
+        run_opts_print(&t->o);
+        run_opts_free(&t->o);
     } else {
         signals_install();
         t->r.pulse = pulse_open();
         stk_status st = run(t, verb == FOR_PLAN || t->o.dry_run, &err);
+        if (st != STK_OK && t->ckpt_dir) { /* folders that we made and left empty */
+            rmdir(t->ckpt_dir);
+            rmdir(t->o.out);
+        }
         struct pulse *pulse = t->r.pulse;
         train_close(t);
         pulse_close(pulse);

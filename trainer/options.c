@@ -166,6 +166,8 @@ static const struct run_row {
     { FOR_TRAIN,
       { "dump-gradients", OPT_STRING, AT(dump_gradients), .arg = "DIR",
         .help = "a safetensors of fp32 gradients per step" } },
+    { A,
+      { "print-config", OPT_FLAG, AT(print_config), .help = "print every option's value and stop" } },
     { FOR_TRAIN | FOR_EVAL,
       { "dry-run", OPT_FLAG, AT(dry_run), .help = "print memory table and plan, run nothing" } },
     { T,
@@ -223,6 +225,15 @@ stk_status run_opts_parse(struct run_opts *o, uint32_t verb, int argc, char **ar
 }
 
 void run_opts_free(struct run_opts *o) { opts_free(o->rows, o->n_rows, o); }
+
+void run_opts_print(const struct run_opts *o)
+{
+    char text[4096];
+    for (uint32_t i = 0; i < o->n_rows; i++) {
+        opts_value_text(&o->rows[i], o, text, sizeof text);
+        printf("%-18s %s%s\n", o->rows[i].name, text[0] ? text : "-", o->given[i] ? "" : "  (default)");
+    }
+}
 
 bool run_opts_given(const struct run_opts *o, const char *name)
 {

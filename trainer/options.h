@@ -29,7 +29,7 @@ struct run_opts {
     int schedule, dtype, optimizer, device, params, optimizer_state, grads, activations, accumulate,
         update, act, matmul, storage, progress;
     struct opt_list freeze, nvme;
-    bool resume, save_final_state, dry_run, any_numerics;
+    bool resume, save_final_state, dry_run, any_numerics, print_config;
 
     /* after parsing */
     struct opt_row rows[RUN_ROWS_MAX]; /* the verb's */
@@ -47,6 +47,8 @@ bool run_opts_given(const struct run_opts *o, const char *name);
 /* The engine's and the model's configuration. Pointers into `o`. */
 void run_opts_engine(const struct run_opts *o, stk_config *c);
 void run_opts_model(const struct run_opts *o, struct model_opts *m);
+/* Every option with its value, a line each. */
+void run_opts_print(const struct run_opts *o);
 /* Options that will change nothing here, one line each, into buf: "" if none. */
 void run_opts_idle(const struct run_opts *o, char *buf, size_t size_bytes);
 

@@ -2,6 +2,8 @@
  * step works. */
 #include "trainer/report.h"
 #include "base/mem.h"
+#include "base/sys.h"
+#include "formats/files.h"
 #include "trainer/train.h"
 
 #include <errno.h>
@@ -24,6 +26,9 @@ stk_status report_open(struct report *r, const struct run_opts *o, struct stk_er
     r->terminal = isatty(STDOUT_FILENO) == 1;
     r->begin_ns = now_ns();
     if (!o->log) return STK_OK;
+    char *parent = files_parent(o->log);
+    if (parent) sys_mkdirs(parent); /* what is wrong with it, fopen says */
+    sys_free(parent);
     r->log = fopen(o->log, o->resume ? "ae" : "we");
     return r->log ? STK_OK
                   : stk_error_set(err, STK_ERR_IO, errno, "--log %s: cannot be written: %s", o->log,
@@ -264,6 +269,7 @@ stk_status report_step(struct report *r, struct train *t, const struct report_st
     const stk_exposed *x = &s->stats.exposed;
     r->exposed_s += seconds(x->nvme_ns + x->copy_ns + x->update_ns + x->gather_ns);
     r->step_s += s->step_s;
+    r->nvme_bytes += s->stats.nvme_write_bytes;
     if (s->stats.skipped) print_skip(t, s);
     uint64_t now = now_ns();
     bool every = t->o.progress == PROGRESS_LINES || (t->o.progress == PROGRESS_AUTO && r->terminal);
@@ -287,6 +293,11 @@ void report_end(const struct report *r, const struct train *t)
            n, wall, r->step_s > 0 ? (double)(n * t->o.batch * t->o.seq) / r->step_s : 0,
            r->step_s > 0 ? 100 * r->exposed_s / r->step_s : 0,
            mem_size_format(mem_peak_bytes(), rss));
+    if (r->nvme_bytes && r->step_s > 0)
+        printf("writes     %s to NVMe per step, at this speed %.1f TB a day: compare with the drive's "
+               "rated writes\n",
+               mem_size_format(r->nvme_bytes / n, rss),
+               (double)r->nvme_bytes / r->step_s * 86400 / 1e12);
     if (run_opts_given(&t->o, "simulate"))
         printf("trace      %016" PRIx64 "\n", stk_trace_hash(t->r.e));
 }

@@ -19,6 +19,7 @@ struct report {
     uint64_t first_step;             /* of this process */
     double exposed_s;                /* sums over this process's steps */
     double step_s;
+    uint64_t nvme_bytes;              /* written */
 };
 
 struct report_step {

@@ -312,6 +312,51 @@ def test_mem_11_evaluation_has_no_gradients_and_no_state(p):
     assert "parameters (16-bit)" in out and "gradient" not in out.split("memory\n")[1] and "optimizer" not in out.split("memory\n")[1]
 
 
+def test_fp16_scales_the_loss_and_exports_fp16(p):
+    half = ["--steps", "4", "--dtype", "fp16", "--loss-scale", "1024", "--optimizer", "adam"]
+    p.train("half", *half, "--checkpoint-every", "2", "--log", p.at("half.jsonl"))
+    lines = log(p.at("half.jsonl"))
+    assert all(x["loss_scale"] == 1024 and not x["skipped"] and x["grad_norm"] < 10 for x in lines), lines
+    t = read_st(p.at("half", "model.safetensors"))
+    assert all(v[0] == "F16" for v in t.values()) and b"float16" in read(p.at("half", "config.json"))
+    whole = weights(p, "half")
+    os.remove(p.at("half", "config.json"))
+    p.train("half", *half, "--resume")
+    assert weights(p, "half") == whole
+    p.train("bf16", "--steps", "1", "--optimizer", "adam", "--activation-dtype", "f32", "--matmul", "f32", "--log", p.at("bf16.jsonl"))
+    p.train("fp16", "--steps", "1", "--optimizer", "adam", "--dtype", "fp16", "--matmul", "f32", "--log", p.at("fp16.jsonl"))
+    a, b = log(p.at("bf16.jsonl"))[0], log(p.at("fp16.jsonl"))[0]
+    assert abs(a["loss"] - b["loss"]) < 1e-3 and abs(a["grad_norm"] - b["grad_norm"]) < 1e-2 * a["grad_norm"]
+
+
+def test_ckp_28_ckp_29_shards_follow_the_index(p):
+    golden = os.path.join(GOLDEN, "qwen3_untied_sharded_new")
+    names = sorted(x for x in os.listdir(golden) if x.startswith("model-"))
+    assert len(names) > 1
+    for name in names + ["stray", "index"]:
+        folder = p.at("shards-" + name)
+        shutil.copytree(golden, folder)
+        args = ["eval", "--model", folder, "--data", os.path.join(golden, "data.safetensors"), "--seq", "18", "--dry-run"]
+        if name == "stray":
+            write(os.path.join(folder, "model-extra.safetensors"), "not part of the model")
+            run(*args)
+        elif name == "index":
+            index = json.loads(read(os.path.join(folder, "model.safetensors.index.json")))
+            index["weight_map"].pop(sorted(index["weight_map"])[0])
+            write(os.path.join(folder, "model.safetensors.index.json"), json.dumps(index))
+            refused(1, "index", *args)
+        else:
+            os.remove(os.path.join(folder, name))
+            refused(1, name, *args)
+
+
+def test_use_01_print_config(p):
+    out, _ = p.train("printed", "--steps", "3", "--print-config")
+    lines = {x.split()[0]: x.split()[1] for x in out.splitlines()}
+    assert lines["steps"] == "3" and lines["clip"] == "1" and lines["eval-data"] == "-"
+    assert not os.path.exists(p.at("printed"))
+
+
 def test_config_file_gives_options(p):
     write(p.at("options.json"), json.dumps({"steps": 2, "lr": 5e-4, "seq": 16}))
     p.train("from-file", "--config", p.at("options.json"), "--log", p.at("from-file.jsonl"),
