@@ -30,6 +30,9 @@ struct eng_placement {
     uint64_t host_bytes, device_bytes, nvme_bytes; /* sums, with everything the table has */
 };
 
+#define ENG_VISITS_IN_FLIGHT 4
+#define ENG_CASTS 2
+
 /* --- the run: one pass over (parts of) a plan ------------------------------------------------------------------------- */
 
 enum run_node_state { RUN_WAITING, RUN_READY, RUN_ISSUED, RUN_DONE };
@@ -68,7 +71,6 @@ struct eng_run {
 
 struct eng_counts { uint64_t nvme_read, nvme_write, copy_in, copy_out, param_fetch; };
 
-#define ENG_VISITS_IN_FLIGHT 4
 
 struct stk_engine {
     stk_config cfg;
@@ -92,7 +94,8 @@ struct stk_engine {
     struct exec_team *team;
     struct dev *dev;
     struct dev_caps caps;
-    struct dev_stream *compute, *copy_in, *copy_out, *cast;
+    struct dev_stream *compute, *copy_in, *copy_out;
+    struct dev_stream *cast[ENG_CASTS]; /* two: a cast is one thread on the host, and the last blocks of backward have the cores to themselves */
     struct io *io;
     struct store *store;
     struct exec_task io_task, pump_task, begin_task;
