@@ -6,7 +6,9 @@
  * (MEM-11). */
 #include "trainer/cmd.h"
 #include "trainer/hf_out.h"
+#include "trainer/report.h"
 #include "trainer/run.h"
+#include "base/mem.h"
 #include "base/sys.h"
 #include "formats/files.h"
 
@@ -41,11 +43,11 @@ static stk_status logits_begin(const struct run *r, struct logits_out *l, struct
 
 static stk_status write_json(const struct run *r, const struct run_eval *e, struct stk_error *err)
 {
-    json_t *doc = json_pack("{s:f, s:f, s:I, s:I, s:I, s:s, s:s, s:s}", "loss", e->loss,
-                            "perplexity", e->perplexity, "targets", (json_int_t)e->targets,
-                            "windows", (json_int_t)e->windows, "seq", (json_int_t)r->opts->seq,
-                            "model", r->opts->model, "data", r->opts->data, "numerics",
-                            stk_numerics(r->e));
+    json_t *doc = json_pack("{s:f, s:f, s:I, s:I, s:I, s:I, s:s, s:s, s:s}", "loss", e->loss, "perplexity",
+                            e->perplexity, "targets", (json_int_t)e->targets, "windows",
+                            (json_int_t)e->windows, "seq", (json_int_t)r->opts->seq,
+                            "peak_rss_bytes", (json_int_t)mem_peak_bytes(), "model", r->opts->model,
+                            "data", r->opts->data, "numerics", stk_numerics(r->e));
     char *text = doc ? json_dumps(doc, JSON_INDENT(1)) : NULL;
     stk_status st = text ? files_replace(r->opts->json, text, strlen(text), err)
                          : stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for the result");
@@ -59,7 +61,11 @@ static stk_status evaluate(struct run *r, const struct run_opts *o, struct run_e
 {
     struct logits_out l = { 0 };
     STK_TRY(run_open(r, o, true, o->logits != NULL, err));
-    STK_TRY(run_seal(r, false, err));
+    STK_TRY(run_seal(r, o->dry_run, err));
+    if (o->dry_run) {
+        report_engine(r->e);
+        return STK_OK;
+    }
     STK_TRY(run_load(r, err));
     if (o->logits) {
         stk_status st = logits_begin(r, &l, err);
@@ -100,7 +106,7 @@ int cmd_eval(int argc, char **argv)
     r.pulse = pulse_open();
     stk_status st = check_outputs(&o, &err);
     if (st == STK_OK) st = evaluate(&r, &o, &e, &err);
-    if (st == STK_OK)
+    if (st == STK_OK && !o.dry_run)
         printf("loss %.6f  perplexity %.4f  over %llu targets in %llu windows of %llu tokens\n",
                e.loss, e.perplexity, (unsigned long long)e.targets, (unsigned long long)e.windows,
                (unsigned long long)o.seq);

@@ -183,8 +183,7 @@ stk_status hf_publish(const char *partial, const char *out, struct stk_error *er
     return STK_OK;
 }
 
-/* --- refusals before anything is written
- * ------------------------------------------------------------------------------------------ */
+/* --- refusals before anything is written ------------------------------------------------------ */
 
 /* The path itself or the nearest one above it that exists, into buf. */
 static void nearest_existing(const char *path, char *buf, size_t size_bytes)

@@ -166,7 +166,7 @@ static const struct run_row {
     { FOR_TRAIN,
       { "dump-gradients", OPT_STRING, AT(dump_gradients), .arg = "DIR",
         .help = "a safetensors of fp32 gradients per step" } },
-    { FOR_TRAIN,
+    { FOR_TRAIN | FOR_EVAL,
       { "dry-run", OPT_FLAG, AT(dry_run), .help = "print memory table and plan, run nothing" } },
     { T,
       { "plan", OPT_STRING, AT(plan), .arg = "FILE", .help = "write the plan of a step as text" } },

@@ -14,25 +14,32 @@ struct pulse {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     bool stop;
-    const char *what;
+    const char *what, *unit; /* unit: NULL for bytes */
     uint64_t total_bytes, done_bytes, generation;
     struct timespec begin;
 };
+
+static const char *amount(const struct pulse *p, uint64_t n, char *buf, size_t size_bytes)
+{
+    if (!p->unit) return mem_size_format(n, buf);
+    snprintf(buf, size_bytes, "%llu %s", (unsigned long long)n, p->unit);
+    return buf;
+}
 
 /* With the lock held. */
 static void print_beat(const struct pulse *p)
 {
     struct timespec now;
-    char done[32], total[32];
+    char done[64], total[64];
     clock_gettime(CLOCK_MONOTONIC, &now);
     double s = (double)(now.tv_sec - p->begin.tv_sec);
     if (p->total_bytes && p->done_bytes && s > 0) {
         double share = (double)p->done_bytes / (double)p->total_bytes;
         printf("... %s: %s of %s (%.0f %%), %.0f s, about %.0f s more\n", p->what,
-               mem_size_format(p->done_bytes, done), mem_size_format(p->total_bytes, total),
-               100 * share, s, s / share - s);
+               amount(p, p->done_bytes, done, sizeof done),
+               amount(p, p->total_bytes, total, sizeof total), 100 * share, s, s / share - s);
     } else if (p->total_bytes) {
-        printf("... %s: %s, %.0f s\n", p->what, mem_size_format(p->total_bytes, total), s);
+        printf("... %s: %s, %.0f s\n", p->what, amount(p, p->total_bytes, total, sizeof total), s);
     } else {
         printf("... %s: %.0f s\n", p->what, s);
     }
@@ -89,10 +96,16 @@ void pulse_close(struct pulse *p)
 
 void pulse_phase(struct pulse *p, const char *what, uint64_t total_bytes)
 {
+    pulse_count(p, what, total_bytes, NULL);
+}
+
+void pulse_count(struct pulse *p, const char *what, uint64_t total, const char *unit)
+{
     if (!p) return;
     pthread_mutex_lock(&p->lock);
     p->what = what;
-    p->total_bytes = total_bytes;
+    p->unit = unit;
+    p->total_bytes = total;
     p->done_bytes = 0;
     p->generation++;
     clock_gettime(CLOCK_MONOTONIC, &p->begin);

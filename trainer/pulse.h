@@ -12,6 +12,8 @@ struct pulse;
 /* NULL: no thread could be started; every call below accepts NULL. */
 struct pulse *pulse_open(void);
 void pulse_close(struct pulse *p);
+/* As pulse_phase, counting `unit`s ("windows") instead of bytes; both strings are borrowed. */
+void pulse_count(struct pulse *p, const char *what, uint64_t total, const char *unit);
 /* `what` is borrowed until the next call; NULL: nothing runs. total_bytes 0: no share is known.
  * Starts the phase's clock. */
 void pulse_phase(struct pulse *p, const char *what, uint64_t total_bytes);

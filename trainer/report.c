@@ -36,9 +36,7 @@ void report_close(struct report *r)
     r->log = NULL;
 }
 
-/* --- the start
- * ------------------------------------------------------------------------------------------------------------------
- */
+/* --- the start -------------------------------------------------------------------------------- */
 
 static uint64_t tier_bytes(const stk_engine *e, const char *tier)
 {
@@ -58,8 +56,11 @@ static const char *tier_of(const stk_engine *e, const char *owner)
     return "host";
 }
 
-static void print_table(const stk_engine *e)
+void report_engine(const stk_engine *e)
 {
+    const char *line;
+    printf("numerics   %s\n", stk_numerics(e));
+    for (uint32_t i = 0; stk_note(e, i, &line); i++) printf("           %s\n", line);
     static const char *const tiers[] = { "host", "device", "nvme" };
     const char *tier, *owner;
     uint64_t bytes;
@@ -123,7 +124,6 @@ static void print_run(const struct train *t)
 void report_start(const struct train *t)
 {
     const struct run_opts *o = &t->o;
-    const char *line;
     char size[32], idle[512];
     uint64_t trained = count_elements(t->r.model, false), frozen = count_elements(t->r.model, true),
              nvme = nvme_written(t);
@@ -135,20 +135,16 @@ void report_start(const struct train *t)
            o->data, tokens_count(t->r.data), tokens_documents(t->r.data), t->n_windows, o->seq);
     print_run(t);
     print_optimizer(t);
-    printf("numerics   %s\n", stk_numerics(t->r.e));
-    for (uint32_t i = 0; stk_note(t->r.e, i, &line); i++) printf("           %s\n", line);
     run_opts_idle(o, idle, sizeof idle);
     if (idle[0]) printf("no effect  %s", idle);
-    print_table(t->r.e);
+    report_engine(t->r.e);
     if (nvme) {
         printf("writes     %s to NVMe per step", mem_size_format(nvme, size));
         printf(", %s in this run\n", mem_size_format(nvme * (t->steps - t->step), size));
     }
 }
 
-/* --- a step
- * ------------------------------------------------------------------------------------------------------------------------
- */
+/* --- a step ----------------------------------------------------------------------------------- */
 
 static json_t *number(double x) { return isfinite(x) ? json_real(x) : json_null(); }
 static json_t *whole(uint64_t x) { return json_integer((json_int_t)x); }

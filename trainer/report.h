@@ -32,6 +32,8 @@ struct report_step {
 
 stk_status report_open(struct report *r, const struct run_opts *o, struct stk_error *err);
 void report_close(struct report *r);
+/* The engine's notes, then bytes by tier and owner. */
+void report_engine(const stk_engine *e);
 /* Table of bytes by tier and owner, the engine's notes, optimizer and dtypes, what goes to NVMe per
  * step. */
 void report_start(const struct train *t);

@@ -62,6 +62,7 @@ static stk_status open_engine(struct run *r, bool eval, bool logits, struct stk_
     STK_TRY(model_open(&r->src.cfg, &m, &r->model, err));
     run_opts_engine(r->opts, &c);
     c.client_numerics = model_numerics(r->model);
+    if (eval) c.activations = STK_ACT_RECOMPUTE; /* nothing is kept for a backward pass (MEM-11) */
     if (c.storage == STK_STORAGE_SIM) STK_TRY(open_sim_disk(r, &c, err));
     STK_TRY(run_engine(r, stk_open(&c, &r->e), err));
     STK_TRY(model_describe(r->model, r->e, err));
@@ -104,9 +105,7 @@ void run_close(struct run *r)
     r->data = NULL;
 }
 
-/* --- loading
- * -----------------------------------------------------------------------------------------------------------------
- */
+/* --- loading ---------------------------------------------------------------------------------- */
 
 static stk_status load_tensor(struct run *r, uint32_t id, uint64_t *done_bytes,
                               struct stk_error *err)
@@ -143,9 +142,7 @@ stk_status run_load(struct run *r, struct stk_error *err)
     return st;
 }
 
-/* --- batches
- * -----------------------------------------------------------------------------------------------------------------
- */
+/* --- batches ---------------------------------------------------------------------------------- */
 
 static void empty_row(struct run *r, uint64_t at)
 {
@@ -186,9 +183,7 @@ stk_status run_visits(struct run *r, struct stk_error *err)
     }
 }
 
-/* --- evaluation
- * ---------------------------------------------------------------------------------------------------------------
- */
+/* --- evaluation ------------------------------------------------------------------------------- */
 
 /* One pass over up to `batch` windows from `first`. */
 static stk_status eval_pass(struct run *r, struct tokens *data, uint64_t first, uint64_t n_windows,
@@ -231,9 +226,10 @@ stk_status run_evaluate(struct run *r, struct tokens *data, run_logits_fn *sink,
     double loss = 0;
     uint64_t *row = sys_calloc(o->micro_batch, sizeof *row);
     if (!row) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a batch");
-    pulse_phase(r->pulse, "evaluating", 0);
+    pulse_count(r->pulse, "evaluating", n_windows, "windows");
     stk_status st = STK_OK;
     for (uint64_t w = 0; w < n_windows && st == STK_OK; w += o->batch) {
+        pulse_done(r->pulse, w);
         st = eval_pass(r, data, w, n_windows, row, &loss, &targets, err);
         if (st == STK_OK && sink) st = send_logits(r, w, n_windows, sink, arg, err);
     }

@@ -20,9 +20,7 @@
 
 #define EXPORT_FOLDER ".partial-export"
 
-/* --- what may be in --out
- * -----------------------------------------------------------------------------------------------------------
- */
+/* --- what may be in --out --------------------------------------------------------------------- */
 
 /* Whether `path` (of another option) is `out`/name or below it. */
 static bool is_ours(const char *out, const char *name, const char *path)
@@ -82,9 +80,7 @@ stk_status train_check_out(const struct train *t, struct stk_error *err)
     return status;
 }
 
-/* --- resume
- * ----------------------------------------------------------------------------------------------------------------------------
- */
+/* --- resume ----------------------------------------------------------------------------------- */
 
 static uint64_t get_u64(const json_t *j, const char *name)
 {
@@ -193,9 +189,7 @@ stk_status train_resume_load(struct train *t, struct stk_error *err)
     return st;
 }
 
-/* --- checkpoints
- * ---------------------------------------------------------------------------------------------------------------------------
- */
+/* --- checkpoints ------------------------------------------------------------------------------ */
 
 static char *client_json(const struct train *t)
 {
@@ -250,9 +244,7 @@ stk_status train_save(struct train *t, bool *written, struct stk_error *err)
     return STK_OK;
 }
 
-/* --- gradients
- * -----------------------------------------------------------------------------------------------------------------------------
- */
+/* --- gradients -------------------------------------------------------------------------------- */
 
 static stk_status write_gradients(struct train *t, struct st_writer *w, struct stk_error *err)
 {
@@ -300,9 +292,7 @@ stk_status train_dump_gradients(struct train *t, struct stk_error *err)
     return st;
 }
 
-/* --- the finished model
- * ---------------------------------------------------------------------------------------------------------------------
- */
+/* --- the finished model ----------------------------------------------------------------------- */
 
 static stk_status read_param(void *arg, const struct model_tensor *mt, uint64_t first, uint64_t n,
                              uint16_t *out, struct stk_error *err)
