@@ -65,7 +65,7 @@ struct eng_run {
     uint32_t visits_in_flight;
     uint32_t hold_visit;            /* own order: this visit completes only at stk_step_end; PLAN_NO: none */
     uint8_t last_kind;              /* kind of the node that completed last: cause of a wait */
-    bool active;
+    _Atomic bool active;            /* read by a left-over pump task while the application's thread sets the next run up */
     uint64_t last_visit_done_ns;
 };
 
@@ -138,7 +138,7 @@ struct stk_engine {
     struct exec_event visit_event, run_event, update_event;
     _Atomic bool stuck;             /* own order: the wanted visit can only come when a held one goes */
     _Atomic uint32_t held_visits;          /* own order: planned visits that the client has not released */
-    uint8_t visit_cause;            /* plan kind that the handed-out visit waited for */
+    _Atomic uint8_t visit_cause;    /* plan kind that the handed-out visit waited for */
     _Atomic uint64_t progress;      /* completions so far: tells a long wait from a stall */
 
     struct run_op visit_ops[ENG_VISITS_IN_FLIGHT];
