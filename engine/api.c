@@ -126,7 +126,7 @@ static stk_status open_machine(stk_engine *e)
     STK_TRY(dev_stream_open(e->dev, "compute", 0, &e->compute, err));
     STK_TRY(dev_stream_open(e->dev, "copy-in", 0, &e->copy_in, err));
     STK_TRY(dev_stream_open(e->dev, "copy-out", 0, &e->copy_out, err));
-    STK_TRY(dev_stream_open(e->dev, "cast", 0, &e->cast, err));
+    for (int i = 0; i < ENG_CASTS; i++) STK_TRY(dev_stream_open(e->dev, i ? "cast 1" : "cast 0", 0, &e->cast[i], err));
     e->adam = adam_pick(NULL);
     eng_note(e, "device: %s", e->caps.numerics);
     eng_note(e, "update: %s", e->adam->name);
@@ -152,7 +152,8 @@ static void quiesce(stk_engine *e)
     if (e->compute) dev_sync(e->compute, &ignored);
     if (e->copy_in) dev_sync(e->copy_in, &ignored);
     if (e->copy_out) dev_sync(e->copy_out, &ignored);
-    if (e->cast) dev_sync(e->cast, &ignored);
+    for (int i = 0; i < ENG_CASTS; i++)
+        if (e->cast[i]) dev_sync(e->cast[i], &ignored);
     uint64_t deadline = e->ex ? exec_now_ns(e->ex) + 30ull * 1000000000u : 0;
     if (e->store) store_drain(e->store, deadline, &ignored);
     if (e->io) io_drain(e->io, deadline, &ignored);
@@ -181,7 +182,7 @@ void stk_close(stk_engine *e)
     dev_stream_close(e->compute);
     dev_stream_close(e->copy_in);
     dev_stream_close(e->copy_out);
-    dev_stream_close(e->cast);
+    for (int i = 0; i < ENG_CASTS; i++) dev_stream_close(e->cast[i]);
     store_close(e->store);
     io_close(e->io);
     if (e->lane) exec_lane_close(e->lane);

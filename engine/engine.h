@@ -30,6 +30,9 @@ struct eng_placement {
     uint64_t host_bytes, device_bytes, nvme_bytes; /* sums, with everything the table has */
 };
 
+#define ENG_VISITS_IN_FLIGHT 4
+#define ENG_CASTS 2
+
 /* --- the run: one pass over (parts of) a plan ------------------------------------------------------------------------- */
 
 enum run_node_state { RUN_WAITING, RUN_READY, RUN_ISSUED, RUN_DONE };
@@ -62,13 +65,12 @@ struct eng_run {
     uint32_t visits_in_flight;
     uint32_t hold_visit;            /* own order: this visit completes only at stk_step_end; PLAN_NO: none */
     uint8_t last_kind;              /* kind of the node that completed last: cause of a wait */
-    bool active;
+    _Atomic bool active;            /* read by a left-over pump task while the application's thread sets the next run up */
     uint64_t last_visit_done_ns;
 };
 
 struct eng_counts { uint64_t nvme_read, nvme_write, copy_in, copy_out, param_fetch; };
 
-#define ENG_VISITS_IN_FLIGHT 4
 
 struct stk_engine {
     stk_config cfg;
@@ -92,7 +94,8 @@ struct stk_engine {
     struct exec_team *team;
     struct dev *dev;
     struct dev_caps caps;
-    struct dev_stream *compute, *copy_in, *copy_out, *cast;
+    struct dev_stream *compute, *copy_in, *copy_out;
+    struct dev_stream *cast[ENG_CASTS]; /* two: a cast is one thread on the host, and the last blocks of backward have the cores to themselves */
     struct io *io;
     struct store *store;
     struct exec_task io_task, pump_task, begin_task;
@@ -135,7 +138,7 @@ struct stk_engine {
     struct exec_event visit_event, run_event, update_event;
     _Atomic bool stuck;             /* own order: the wanted visit can only come when a held one goes */
     _Atomic uint32_t held_visits;          /* own order: planned visits that the client has not released */
-    uint8_t visit_cause;            /* plan kind that the handed-out visit waited for */
+    _Atomic uint8_t visit_cause;    /* plan kind that the handed-out visit waited for */
     _Atomic uint64_t progress;      /* completions so far: tells a long wait from a stall */
 
     struct run_op visit_ops[ENG_VISITS_IN_FLIGHT];

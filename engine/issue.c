@@ -148,8 +148,9 @@ static bool issue_cast(stk_engine *e, uint32_t node)
         .sum = &c->sum,
     };
     struct stk_error err = { 0 };
-    stk_status st = ops_grad_cast(e->cast, &a, &err);
-    return stream_finish(e, op, e->cast, st, &err);
+    struct dev_stream *s = e->cast[n->chunk % ENG_CASTS];
+    stk_status st = ops_grad_cast(s, &a, &err);
+    return stream_finish(e, op, s, st, &err);
 }
 
 /* --- the update ------------------------------------------------------------------------------------------------------------------ */

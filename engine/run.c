@@ -151,6 +151,7 @@ void run_fail(stk_engine *e, const struct stk_error *err)
 static bool hand_out_visit(stk_engine *e)
 {
     struct eng_run *r = &e->run;
+    if (!r->active) return false; /* the last node completed just now; the rest is the application's */
     if (r->next_visit >= atomic_load(&e->want) || r->next_visit >= r->plan->n_visits) return false;
     uint32_t node = r->plan->visits[r->next_visit].node;
     if (r->node_state[node] != RUN_READY) return false;

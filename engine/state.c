@@ -72,8 +72,12 @@ static stk_status transfer(stk_engine *e, const struct stk_chunk *c, enum chunk_
     exec_task_init(&s->task, transfer_begin, e);
     exec_post(e->lane, &s->task);
     uint64_t stall = e->cfg.stall_ns ? e->cfg.stall_ns : 120ull * 1000000000u;
-    stk_status st = exec_event_wait(&s->event, exec_now_ns(e->ex) + stall, &e->err);
-    if (st == STK_OK && s->op.status != STK_OK)
+    struct stk_error why = { 0 };
+    stk_status st = exec_event_wait(&s->event, exec_now_ns(e->ex) + stall, &why);
+    if (st != STK_OK)
+        stk_error_set(&e->err, st, why.os_errno, "%s of block %s, chunk %u: %s never ended (%s); resume from the last checkpoint", names[state],
+                      e->layout->blocks[c->block].name, c->id, put ? "the write" : "the read", why.text);
+    else if (s->op.status != STK_OK)
         st = stk_error_set(&e->err, s->op.status, s->op.error.os_errno, "%s of block %s, chunk %u: %s", names[state],
                            e->layout->blocks[c->block].name, c->id, s->op.error.text);
     if (st != STK_OK) e->state = ENG_FAILED;

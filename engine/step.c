@@ -44,7 +44,11 @@ stk_status stk_step_begin(stk_engine *e, const stk_step *s)
     e->begun++;
     reset_accounting(e);
     e->state = ENG_STEP;
-    if (e->cfg.own_order) return own_step_begin(e);
+    if (e->cfg.own_order) {
+        stk_status st = own_step_begin(e);
+        if (st != STK_OK) e->state = ENG_FAILED; /* half begun: nothing can be built on it */
+        return st;
+    }
     run_start(e, e->plan_train, PLAN_RUN_VISITS | (e->pending ? PLAN_RUN_UPDATE : 0), PLAN_NO);
     return STK_OK;
 }

@@ -67,6 +67,22 @@ static uint64_t kernel_scratch(const struct host_dev *h, const struct dev_cmd *c
     }
 }
 
+/* Accumulators are large: a memset on one core would take as long as the operations around it. */
+static void zero(const struct host_ctx *c, void *dst, uint64_t size_bytes)
+{
+    const uint64_t piece = 1u << 20;
+    uint64_t pieces = (size_bytes + piece - 1) / piece;
+    if (pieces < 4) {
+        memset(dst, 0, size_bytes);
+        return;
+    }
+#pragma omp parallel for num_threads(c->threads) schedule(static)
+    for (uint64_t i = 0; i < pieces; i++) {
+        uint64_t at = i * piece;
+        memset((uint8_t *)dst + at, 0, size_bytes - at < piece ? size_bytes - at : piece);
+    }
+}
+
 static stk_status run_kernel(const struct host_ctx *c, const struct dev_cmd *cmd)
 {
     switch (cmd->kind) {
@@ -88,7 +104,7 @@ static stk_status run_kernel(const struct host_ctx *c, const struct dev_cmd *cmd
         break;
     case DEV_CMD_GRAD_CAST: return run_grad_cast(&cmd->u.grad_cast);
     case DEV_CMD_COPY: memmove(cmd->u.copy.dst, cmd->u.copy.src, cmd->u.copy.size_bytes); break;
-    case DEV_CMD_ZERO: memset(cmd->u.zero.dst, 0, cmd->u.zero.size_bytes); break;
+    case DEV_CMD_ZERO: zero(c, cmd->u.zero.dst, cmd->u.zero.size_bytes); break;
     default: STK_ASSERT(!"not a command that computes");
     }
     return STK_OK;

@@ -40,6 +40,8 @@ def test_what_did_not_finish_failed():
     assert kinds("1..0 # SKIP no io_uring\n") == ["skipped"]
     assert kinds("", code=77) == ["skipped"]
     assert kinds("Bail out! no memory\n", code=1)[0] == "failed"
+    assert run_tests.judge("p", "text", 0, 30, False, "exitcode") == [("p", "passed", [])]
+    assert run_tests.judge("p", "text", 1, 30, False, "exitcode")[0][1] == "failed"
 
 
 def summary(results):
