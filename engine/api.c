@@ -145,10 +145,24 @@ stk_status stk_open(const stk_config *c, stk_engine **out)
     return st;
 }
 
-/* Everything in flight ends before anything is freed: buffers belong to operations until then (INV-3). */
+/* Engine lane: nothing new begins. What is in flight completes into a run that is over. */
+static void stop_run(void *engine)
+{
+    stk_engine *e = engine;
+    e->run.active = false;
+    exec_event_set(&e->run_event);
+}
+
+/* Everything in flight ends before anything is freed: buffers belong to operations until then (INV-3). A run may be half done: the application left in the middle of a step. */
 static void quiesce(stk_engine *e)
 {
     struct stk_error ignored = { 0 };
+    if (e->lane && e->run.plan) {
+        exec_event_reset(&e->run_event);
+        exec_task_init(&e->stop_task, stop_run, e);
+        exec_post(e->lane, &e->stop_task);
+        exec_event_wait(&e->run_event, UINT64_MAX, &ignored);
+    }
     if (e->compute) dev_sync(e->compute, &ignored);
     if (e->copy_in) dev_sync(e->copy_in, &ignored);
     if (e->copy_out) dev_sync(e->copy_out, &ignored);

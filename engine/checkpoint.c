@@ -147,6 +147,8 @@ static stk_status check_client_json(stk_engine *e, const char *client_json)
 
 stk_status stk_save(stk_engine *e, const char *dir, const char *client_json, uint32_t keep)
 {
+    stk_error_clear(&e->err);
+    if (e->state != ENG_READY) return eng_refuse_state(e, "stk_save", "between steps");
     STK_TRY(stk_flush(e));
     STK_TRY(check_client_json(e, client_json));
     char *partial = NULL;

@@ -98,7 +98,7 @@ struct stk_engine {
     struct dev_stream *cast[ENG_CASTS]; /* two: a cast is one thread on the host, and the last blocks of backward have the cores to themselves */
     struct io *io;
     struct store *store;
-    struct exec_task io_task, pump_task, begin_task;
+    struct exec_task io_task, pump_task, begin_task, stop_task;
     const struct adam_kernel *adam;
 
     /* layout and memory */

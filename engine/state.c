@@ -302,7 +302,8 @@ stk_status stk_tensor_read(stk_engine *e, uint32_t tensor, stk_what what, uint64
     stk_dtype own = e->layout->dtype == CHUNK_BF16 ? STK_BF16 : STK_FP16;
     if (dtype != STK_F32 && (what != STK_READ_PARAM || dtype != own))
         return stk_error_set(&e->err, STK_ERR_CONFIG, 0, "stk_tensor_read: this value is read as f32%s", what == STK_READ_PARAM ? " or its own 16-bit dtype" : "");
-    if (what == STK_READ_GRAD && e->begun == 0) return eng_refuse_state(e, "stk_tensor_read of a gradient", "after a step");
+    /* grad_loss_scale: set by the first step of this engine; steps before a restore left no gradient */
+    if (what == STK_READ_GRAD && e->grad_loss_scale == 0) return eng_refuse_state(e, "stk_tensor_read of a gradient", "after a step");
     if (what != STK_READ_GRAD) STK_TRY(stk_flush(e));
     const struct stk_tensor *t = tensor_of(e, tensor);
     for (uint64_t done = 0; done < n;) {

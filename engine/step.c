@@ -225,6 +225,8 @@ stk_status stk_flush(stk_engine *e)
 
 stk_status stk_eval_begin(stk_engine *e)
 {
+    stk_error_clear(&e->err);
+    if (e->state != ENG_READY) return eng_refuse_state(e, "stk_eval_begin", "between steps");
     STK_TRY(stk_flush(e));
     if (!e->plan_eval) return eng_refuse_state(e, "stk_eval_begin", "in the engine's order only");
     e->state = ENG_EVAL;
