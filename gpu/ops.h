@@ -57,7 +57,8 @@ stk_status ops_embed_forward(struct dev_stream *s, const struct ops_embed *a, st
 stk_status ops_embed_backward(struct dev_stream *s, const struct ops_embed *a, struct stk_error *err);
 
 /* --- RMS norm over the last dimension (Zhang & Sennrich 2019): y = x / sqrt(mean(x^2) + eps) * w -------------------------
- * As transformers' LlamaRMSNorm: statistics and x * rstd in fp32, rounded to `at`, then times w. `rows` may be tokens * heads (q/k norm).
+ * All in fp32, rounded to `at` once, on store (transformers' LlamaRMSNorm also rounds x * rstd before it multiplies with w, its rotary
+ * embedding cos and sin, its MLP silu(gate): none of that here, and bf16 gradients are 1/8 nearer to fp32 for it). `rows` may be tokens * heads (q/k norm).
  * x may have a row stride inside a token: element (r, c) is at x[(r / group) * x_stride + (r % group) * cols + c] with group = heads per token
  * (group = 1, x_stride = cols: plain). y has the same layout as x (y_stride). */
 struct ops_rmsnorm {

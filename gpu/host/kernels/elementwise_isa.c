@@ -25,8 +25,9 @@ static void rope_head(enum ops_dtype at, void *x, uint64_t first, uint64_t half,
     }
 }
 
-/* The angle is a product of two fp32, and cos and sin are fp32 functions of it, rounded to `at`: so
- * does transformers, and its positions beyond 10^4 would not be met by a more exact angle. */
+/* The angle is a product of two fp32, and cos and sin are fp32 functions of it: so does
+ * transformers, and its positions beyond 10^4 would not be met by a more exact angle. It then rounds
+ * cos and sin to `at`; here nothing is rounded but the results. */
 void KERN_NAME(kern_rope)(const struct host_ctx *c, const struct ops_rope *a)
 {
     const uint64_t half = a->head_dim / 2;
@@ -42,10 +43,6 @@ void KERN_NAME(kern_rope)(const struct host_ctx *c, const struct ops_rope *a)
                 sincosf((float)a->pos[t] * a->inv_freq[i0 + i], &s, &co);
                 cs[i] = co * a->attention_factor;
                 sn[i] = (a->inverse ? -s : s) * a->attention_factor;
-            }
-            for (uint64_t i = 0; i < n; i += VL) {
-                vec_store(cs + i, vec_round(at, vec_load(cs + i)));
-                vec_store(sn + i, vec_round(at, vec_load(sn + i)));
             }
             for (uint64_t h = 0; h < a->heads; h++)
                 rope_head(at, a->q, t * a->q_stride + h * a->head_dim + i0, half, n, cs, sn);
@@ -65,12 +62,12 @@ void KERN_NAME(kern_swiglu_forward)(const struct host_ctx *c, const struct ops_s
             uint64_t n = a->cols - i;
             vec_f g = vec_get(at, a->gate, r * a->g_stride + i, n),
                   u = vec_get(at, a->up, r * a->u_stride + i, n);
-            vec_f act = vec_round(at, g / (vec_exp(-g) + 1.0f));
+            vec_f act = g / (vec_exp(-g) + 1.0f);
             vec_put(at, a->y, r * a->y_stride + i, n, act * u);
         }
 }
 
-/* s = sigmoid(g):  d_up = dy * round(g s);  d_gate = dy * up * s * (1 + g (1 - s)). Both are read
+/* s = sigmoid(g):  d_up = dy * g * s;  d_gate = dy * up * s * (1 + g (1 - s)). Both are read
  * before either is written. */
 void KERN_NAME(kern_swiglu_backward)(const struct host_ctx *c, const struct ops_swiglu *a)
 {
@@ -83,7 +80,7 @@ void KERN_NAME(kern_swiglu_backward)(const struct host_ctx *c, const struct ops_
             vec_f dy = vec_get(at, a->dy, r * a->y_stride + i, n), e = vec_exp(-g);
             vec_f s = 1.0f / (e + 1.0f),
                   rest = 1.0f / (1.0f / e + 1.0f); /* 1 - s without cancellation */
-            vec_f act = vec_round(at, g / (e + 1.0f));
+            vec_f act = g / (e + 1.0f);
             vec_put(at, a->dup, ui, n, dy * act);
             vec_put(at, a->dgate, gi, n, dy * u * (s * (g * rest + 1.0f)));
         }

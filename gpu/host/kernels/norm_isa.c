@@ -6,9 +6,9 @@
  * depends on the shape only (kern.h), then part after part. Must not know: streams, other
  * operations. Runs on a stream's lane with a team of c->threads.
  *
- * With n = x * rstd:  y = round(n) * w;  dn = dy * w;  dx = rstd * (dn - n * mean(dn * n));  dw =
- * sum over rows of dy * round(n), where round() is the rounding to `at` that transformers'
- * LlamaRMSNorm does before it multiplies with the weight. */
+ * With n = x * rstd:  y = n * w;  dn = dy * w;  dx = rstd * (dn - n * mean(dn * n));  dw = sum over
+ * rows of dy * n. transformers' LlamaRMSNorm rounds n to the activations' dtype before it
+ * multiplies; here nothing is rounded but y and dx on store. */
 #include "gpu/host/kernels/kern.h"
 #include "gpu/host/kernels/vec.h"
 
@@ -55,7 +55,7 @@ void KERN_NAME(kern_rmsnorm_forward)(const struct host_ctx *c, const struct ops_
         float rstd = 1.0f / sqrtf(lanes_sum(sum) / (float)cols + eps);
         a->rstd[r] = rstd;
         for (uint64_t i = 0; i < cols; i += VL) {
-            vec_f n = vec_round(at, vec_get(at, a->x, x + i, cols - i) * rstd);
+            vec_f n = vec_get(at, a->x, x + i, cols - i) * rstd;
             vec_put(at, a->y, y + i, cols - i, n * vec_load(w + i));
         }
     }
@@ -72,7 +72,7 @@ static void backward_row(const struct ops_rmsnorm *a, const float *w, uint64_t r
         vec_f n = vec_get(at, a->x, x + i, cols - i) * rstd,
               dy = vec_get(at, a->dy, y + i, cols - i);
         sum[u] = sum[u] + dy * vec_load(w + i) * n;
-        if (dw_part) vec_store(dw_part + i, vec_load(dw_part + i) + dy * vec_round(at, n));
+        if (dw_part) vec_store(dw_part + i, vec_load(dw_part + i) + dy * n);
     }
     const float mean = lanes_sum(sum) / (float)cols;
     for (uint64_t i = 0; i < cols; i += VL) {

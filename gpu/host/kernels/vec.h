@@ -132,11 +132,6 @@ VEC_INLINE void vec_put(enum ops_dtype at, void *p, uint64_t i, uint64_t n, vec_
         else ((uint16_t *)p)[i + l] = stk_f32_to_bf16(t[l]);
     }
 }
-/* v as it is after a store to `at` and a load. */
-VEC_INLINE vec_f vec_round(enum ops_dtype at, vec_f v)
-{
-    return at == OPS_F32 ? v : (vec_f)(vec_to_bf16(v) << 16);
-}
 
 /* exp(x) = 2^n e^r with n = round(x log2 e), r = x - n ln 2 in two pieces (Cody & Waite 1980; the
  * first has 9 bits, so that n times it is exact), and e^r = 1 + r + r^2 P(r): P of degree 4
