@@ -94,7 +94,7 @@ static stk_status save_block(struct saver *s, uint32_t b)
     const struct stk_block *blk = &e->layout->blocks[b];
     for (uint32_t i = 0; i < blk->n_chunks; i++) {
         struct state_view v;
-        STK_TRY(state_stage(e, blk->first_chunk + i, false, &v));
+        STK_TRY(state_stage(e, blk->first_chunk + i, STATE_PARAM | STATE_OPT, &v));
         s->view = &v;
         chunk_pieces(e->layout, &e->layout->chunks[blk->first_chunk + i], save_piece, s);
         STK_TRY(s->st);

@@ -37,111 +37,138 @@ void state_free(stk_engine *e)
     e->sio = NULL;
 }
 
-/* --- one transfer, waited for ------------------------------------------------------------------------------------------------------- */
+/* --- transfers, waited for ------------------------------------------------------------------------------------------------------------ */
 
 static void transfer_done(struct store_op *op)
 {
     struct state_io *s = op->owner;
-    exec_event_set(&s->event);
+    if (--s->left == 0) exec_event_set(&s->event);
 }
 
+/* Engine lane: everything asked for at once, so that the drive has more than one request. */
 static void transfer_begin(void *arg)
 {
     stk_engine *e = arg;
     struct state_io *s = e->sio;
-    struct stk_error err = { 0 };
-    stk_status st = s->put ? store_put(e->store, &s->op, &err) : store_get(e->store, &s->op, &err);
-    if (st == STK_OK) return;
-    s->op.status = st;
-    s->op.error = err;
-    exec_event_set(&s->event);
+    for (int k = 0; k < CHUNK_STATE_N; k++) {
+        if (!(s->moving & 1u << k)) continue;
+        struct stk_error err = { 0 };
+        stk_status st = s->put ? store_put(e->store, &s->op[k], &err) : store_get(e->store, &s->op[k], &err);
+        if (st == STK_OK) continue;
+        s->op[k].status = st;
+        s->op[k].error = err;
+        transfer_done(&s->op[k]);
+    }
 }
 
-static stk_status transfer(stk_engine *e, const struct stk_chunk *c, enum chunk_state state, bool put, void *buf)
+static bool on_nvme(const struct stk_chunk *c, enum chunk_state s) { return c->extent[s] != CHUNK_NO_EXTENT; }
+
+/* Moves the states of `moving` (bits by chunk_state, NVMe homes only) between their extents and buf[state]. */
+static stk_status transfer(stk_engine *e, const struct stk_chunk *c, uint32_t moving, bool put, void *const buf[CHUNK_STATE_N])
 {
     static const char *const names[] = { "parameters", "optimizer state", "gradient" };
     struct state_io *s = e->sio;
-    s->op.extent = c->extent[state];
-    s->op.cls = IO_DEMAND;
-    s->op.buf = buf;
-    s->op.version = state == CHUNK_GRAD ? c->grad_version : c->version;
-    s->op.done = transfer_done;
-    s->op.owner = s;
+    s->moving = moving;
     s->put = put;
+    s->left = 0;
+    for (int k = 0; k < CHUNK_STATE_N; k++) {
+        if (!(moving & 1u << k)) continue;
+        s->left++;
+        struct store_op *op = &s->op[k];
+        op->extent = c->extent[k];
+        op->cls = IO_DEMAND;
+        op->buf = buf[k];
+        op->version = k == CHUNK_GRAD ? c->grad_version : c->version;
+        op->done = transfer_done;
+        op->owner = s;
+    }
+    if (s->left == 0) return STK_OK;
     exec_event_reset(&s->event);
     exec_task_init(&s->task, transfer_begin, e);
     exec_post(e->lane, &s->task);
     uint64_t stall = e->cfg.stall_ns ? e->cfg.stall_ns : 120ull * 1000000000u;
-    struct stk_error why = { 0 };
-    stk_status st = exec_event_wait(&s->event, exec_now_ns(e->ex) + stall, &why);
-    if (st != STK_OK)
-        stk_error_set(&e->err, st, why.os_errno, "%s of block %s, chunk %u: %s never ended (%s); resume from the last checkpoint", names[state],
-                      e->layout->blocks[c->block].name, c->id, put ? "the write" : "the read", why.text);
-    else if (s->op.status != STK_OK)
-        st = stk_error_set(&e->err, s->op.status, s->op.error.os_errno, "%s of block %s, chunk %u: %s", names[state],
-                           e->layout->blocks[c->block].name, c->id, s->op.error.text);
+    stk_status st = exec_event_wait(&s->event, exec_now_ns(e->ex) + stall, &e->err);
+    for (int k = 0; st == STK_OK && k < CHUNK_STATE_N; k++)
+        if ((moving & 1u << k) && s->op[k].status != STK_OK)
+            st = stk_error_set(&e->err, s->op[k].status, s->op[k].error.os_errno, "%s of block %s, chunk %u: %s", names[k],
+                               e->layout->blocks[c->block].name, c->id, s->op[k].error.text);
     if (st != STK_OK) e->state = ENG_FAILED;
     return st;
 }
 
 stk_status state_fetch_param(stk_engine *e, uint32_t chunk, void *buf)
 {
-    return transfer(e, &e->layout->chunks[chunk], CHUNK_PARAM, false, buf);
+    void *const bufs[CHUNK_STATE_N] = { buf, NULL, NULL };
+    return transfer(e, &e->layout->chunks[chunk], STATE_PARAM, false, bufs);
 }
 
-static void *staged_buffer(struct state_io *s, enum chunk_state state)
+static void staged_buffers(struct state_io *s, void *buf[CHUNK_STATE_N])
 {
-    return state == CHUNK_PARAM ? s->param : state == CHUNK_OPT ? s->opt : s->grad;
+    buf[CHUNK_PARAM] = s->param;
+    buf[CHUNK_OPT] = s->opt;
+    buf[CHUNK_GRAD] = s->grad;
 }
 
-static bool on_nvme(const struct stk_chunk *c, enum chunk_state s) { return c->extent[s] != CHUNK_NO_EXTENT; }
+/* The states of `want` that have an NVMe home. */
+static uint32_t nvme_states(const struct stk_chunk *c, uint32_t want)
+{
+    uint32_t m = 0;
+    for (int k = 0; k < CHUNK_STATE_N; k++)
+        if (on_nvme(c, k)) m |= want & 1u << k;
+    return m;
+}
+
+static void clear_states(stk_engine *e, const struct stk_chunk *c, uint32_t states)
+{
+    void *buf[CHUNK_STATE_N];
+    staged_buffers(e->sio, buf);
+    for (int k = 0; k < CHUNK_STATE_N; k++)
+        if (states & 1u << k) memset(buf[k], 0, round_page(chunk_bytes(e->layout, c, k)));
+}
 
 stk_status state_unstage(stk_engine *e)
 {
     struct state_io *s = e->sio;
     if (s->chunk == PLAN_NO) return STK_OK;
     const struct stk_chunk *c = &e->layout->chunks[s->chunk];
-    if (s->dirty)
-        for (int k = CHUNK_PARAM; k <= CHUNK_OPT; k++)
-            if (on_nvme(c, k)) STK_TRY(transfer(e, c, k, true, staged_buffer(s, k)));
+    void *buf[CHUNK_STATE_N];
+    staged_buffers(s, buf);
+    if (s->dirty) STK_TRY(transfer(e, c, nvme_states(c, STATE_PARAM | STATE_OPT), true, buf));
     s->dirty = false;
+    s->loaded = 0;
     s->chunk = PLAN_NO;
     return STK_OK;
 }
 
 static void fill_view(stk_engine *e, const struct stk_chunk *c, struct state_view *v);
 
-/* As state_stage, but the states that are at NVMe are zero instead of being read: everything will be overwritten. */
+/* As state_stage of parameters and state, but what is at NVMe is zero instead of being read: everything will be overwritten. */
 stk_status state_stage_fresh(stk_engine *e, uint32_t chunk, struct state_view *v)
 {
     struct state_io *s = e->sio;
     const struct stk_chunk *c = &e->layout->chunks[chunk];
     STK_TRY(state_unstage(e));
-    for (int k = CHUNK_PARAM; k <= CHUNK_OPT; k++)
-        if (on_nvme(c, k)) memset(staged_buffer(s, k), 0, round_page(chunk_bytes(e->layout, c, k)));
+    s->loaded = STATE_PARAM | STATE_OPT;
+    clear_states(e, c, nvme_states(c, s->loaded));
     s->chunk = chunk;
-    s->has_grad = s->dirty = false;
     fill_view(e, c, v);
     return STK_OK;
 }
 
-stk_status state_stage(stk_engine *e, uint32_t chunk, bool with_grad, struct state_view *v)
+stk_status state_stage(stk_engine *e, uint32_t chunk, uint32_t want, struct state_view *v)
 {
     struct state_io *s = e->sio;
-    struct stk_chunk *c = &e->layout->chunks[chunk];
-    if (s->chunk != chunk || with_grad != s->has_grad) {
-        STK_TRY(state_unstage(e));
-        for (int k = 0; k < CHUNK_STATE_N; k++) {
-            if (!on_nvme(c, k) || (k == CHUNK_GRAD) != with_grad) continue;
-            if (store_version(e->store, c->extent[k]) == UINT64_MAX)
-                memset(staged_buffer(s, k), 0, round_page(chunk_bytes(e->layout, c, k)));
-            else
-                STK_TRY(transfer(e, c, k, false, staged_buffer(s, k)));
-        }
-        s->chunk = chunk;
-        s->has_grad = with_grad;
-        s->dirty = false;
-    }
+    const struct stk_chunk *c = &e->layout->chunks[chunk];
+    if (s->chunk != chunk) STK_TRY(state_unstage(e));
+    uint32_t missing = nvme_states(c, want & ~s->loaded), never = 0;
+    for (int k = 0; k < CHUNK_STATE_N; k++)
+        if ((missing & 1u << k) && store_version(e->store, c->extent[k]) == UINT64_MAX) never |= 1u << k;
+    clear_states(e, c, never);
+    void *buf[CHUNK_STATE_N];
+    staged_buffers(s, buf);
+    STK_TRY(transfer(e, c, missing & ~never, false, buf));
+    s->chunk = chunk;
+    s->loaded |= want;
     fill_view(e, c, v);
     return STK_OK;
 }
@@ -167,14 +194,15 @@ void state_touch(stk_engine *e) { e->sio->dirty = true; }
 /* Before the first step every extent must exist: what nobody filled is zero. */
 static stk_status write_unfilled(stk_engine *e)
 {
-    struct state_io *s = e->sio;
+    void *buf[CHUNK_STATE_N];
+    staged_buffers(e->sio, buf);
     for (uint32_t i = 0; i < e->layout->n_chunks; i++) {
         const struct stk_chunk *c = &e->layout->chunks[i];
-        for (int k = CHUNK_PARAM; k <= CHUNK_OPT; k++) {
-            if (!on_nvme(c, k) || store_version(e->store, c->extent[k]) != UINT64_MAX) continue;
-            memset(staged_buffer(s, k), 0, round_page(chunk_bytes(e->layout, c, k)));
-            STK_TRY(transfer(e, c, k, true, staged_buffer(s, k)));
-        }
+        uint32_t never = 0;
+        for (int k = CHUNK_PARAM; k <= CHUNK_OPT; k++)
+            if (on_nvme(c, k) && store_version(e->store, c->extent[k]) == UINT64_MAX) never |= 1u << k;
+        clear_states(e, c, never);
+        STK_TRY(transfer(e, c, never, true, buf));
     }
     return STK_OK;
 }
@@ -262,7 +290,7 @@ stk_status stk_tensor_write(stk_engine *e, uint32_t tensor, uint64_t first, uint
         uint32_t chunk = chunk_of(e, t->block, elem);
         const struct stk_chunk *c = &e->layout->chunks[chunk];
         struct state_view v;
-        STK_TRY(state_stage(e, chunk, false, &v));
+        STK_TRY(state_stage(e, chunk, STATE_PARAM | STATE_OPT, &v));
         uint32_t at = (uint32_t)(elem - c->first_elem);
         uint64_t left = n - done, room = c->n_elems - at;
         uint32_t k = (uint32_t)(left < room ? left : room);
@@ -305,13 +333,15 @@ stk_status stk_tensor_read(stk_engine *e, uint32_t tensor, stk_what what, uint64
     /* grad_loss_scale: set by the first step of this engine; steps before a restore left no gradient */
     if (what == STK_READ_GRAD && e->grad_loss_scale == 0) return eng_refuse_state(e, "stk_tensor_read of a gradient", "after a step");
     if (what != STK_READ_GRAD) STK_TRY(stk_flush(e));
+    static const uint32_t states_of[] = { [STK_READ_PARAM] = STATE_PARAM, [STK_READ_MASTER] = STATE_PARAM | STATE_OPT,
+                                          [STK_READ_EXP_AVG] = STATE_OPT, [STK_READ_EXP_AVG_SQ] = STATE_OPT, [STK_READ_GRAD] = STATE_GRAD };
     const struct stk_tensor *t = tensor_of(e, tensor);
     for (uint64_t done = 0; done < n;) {
         uint64_t elem = t->first_elem + first + done;
         uint32_t chunk = chunk_of(e, t->block, elem);
         const struct stk_chunk *c = &e->layout->chunks[chunk];
         struct state_view v;
-        STK_TRY(state_stage(e, chunk, what == STK_READ_GRAD, &v));
+        STK_TRY(state_stage(e, chunk, states_of[what], &v));
         uint32_t at = (uint32_t)(elem - c->first_elem);
         uint64_t left = n - done, room = c->n_elems - at;
         uint32_t k = (uint32_t)(left < room ? left : room);

@@ -8,8 +8,11 @@ struct state_io {
     uint8_t *param, *opt, *grad;    /* staging of one chunk's states */
     float *work[3];                 /* chunk_elems floats each */
     uint32_t chunk;                 /* what is staged; PLAN_NO: nothing */
-    bool dirty, has_grad, filled, put;
-    struct store_op op;
+    uint32_t loaded;                /* its states that are at hand: STATE_ bits */
+    bool dirty, filled;
+    uint32_t moving, left;          /* the transfer under way: states, completions missing */
+    bool put;
+    struct store_op op[CHUNK_STATE_N];
     struct exec_task task;
     struct exec_event event;
 };
@@ -22,11 +25,12 @@ struct state_view {
     int16_t *low;                   /* bf16 */
     float *master;                  /* fp16: the same memory as low */
     float *exp_avg, *exp_avg_sq;
-    uint16_t *grad;                 /* only when staged with_grad (NVMe home) or at its host home */
+    uint16_t *grad;                 /* arrays of states that were not asked for are not valid */
 };
 
-/* [waits] Brings a chunk into reach. with_grad: its gradient instead of parameters and state. */
-stk_status state_stage(stk_engine *e, uint32_t chunk, bool with_grad, struct state_view *v);
+enum { STATE_PARAM = 1u << CHUNK_PARAM, STATE_OPT = 1u << CHUNK_OPT, STATE_GRAD = 1u << CHUNK_GRAD };
+/* [waits] Brings the states of `want` of a chunk into reach. */
+stk_status state_stage(stk_engine *e, uint32_t chunk, uint32_t want, struct state_view *v);
 stk_status state_stage_fresh(stk_engine *e, uint32_t chunk, struct state_view *v);
 /* [waits] Reads a chunk's 16-bit parameter (NVMe home) into `buf` (room rounded up to 4096). */
 stk_status state_fetch_param(stk_engine *e, uint32_t chunk, void *buf);
