@@ -115,7 +115,7 @@ TEST(hf_a_failure_anywhere_leaves_no_model)
         for (uint64_t n = 1;; n++) {
             struct stk_error err = { 0 };
             begin();
-            struct hf_job j = job(&cfg, 6000);
+            struct hf_job j = job(&cfg, 30000); /* two shards */
             sys_fault_arm(kinds[k], n, 1, ENOSPC);
             stk_status st = hf_write(&j, partial, &err);
             if (st == STK_OK) st = hf_publish(partial, out, &err);
