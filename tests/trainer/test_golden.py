@@ -17,8 +17,17 @@ from golden_tools import (F32, SOAK, Case, Refused, Skip, Stoker, cases, largest
                           on_nvme, read_folder, read_json, run_tests)
 
 LOGITS_TOL, LOSS_TOL, GRAD_TOL = 1e-3, 1e-4, 0.01  # absolute, absolute, of the largest element
-LOSSES_TOL, NORMS_TOL = 0.005, 0.01  # relative, at each of 50 steps
+# Relative, at each of 50 steps. stoker's gradients are bf16, so the norms are those of torch's run
+# with bf16 gradients; the two golden runs differ by up to 1 % in theirs.
+TRAIN_TOLS = {"losses_bf16_grads": 0.005, "losses": 0.005, "grad_norms_bf16_grads": 0.01,
+              "grad_norms": 0.02}
 BF16_TIMES = 1.25  # of torch's own bf16 error
+# A ratio of two errors of single elements is a draw: where torch computes attention otherwise
+# (sdpa), 15 % of its tensors are more than 1.25 times as far off as here, at most 3.4 times.
+# test_golden_live.py averages over token files; here most tensors must keep the limit.
+BF16_ONE_TENSOR_TIMES, BF16_SHARE_OVER = 3, 0.08
+ONE_OF_EACH_FAMILY = ("llama_docs_mask_old", "mistral_window_docs_mask_new",
+                      "qwen2_window_layers_new", "qwen3_tied_old")
 SPELLINGS = ("config.json", "config.other.json")
 
 
@@ -65,19 +74,18 @@ def worst_relative(got, want):
 
 def check_training(stoker, case, config, nvme, place):
     model = case.model(config, place)
+    where = [*on_nvme(place, True), "--save-final-state"] if nvme else []
     lines, out = stoker.train(case, model, place, case.about["steps"], "--micro-batch",
-                              case.windows if not nvme else 1, *F32,
-                              *(on_nvme(place, True) if nvme else []))
+                              case.windows if not nvme else 1, *F32, *where)
     assert not any(line["skipped"] for line in lines), "a step was skipped"
-    losses, norms = [x["loss"] for x in lines], [x["grad_norm"] for x in lines]
     apart = {}
-    for what, got, limit in (("losses", losses, LOSSES_TOL), ("grad_norms", norms, NORMS_TOL)):
-        for suffix in ("_bf16_grads", ""):
-            apart[what + suffix] = worst_relative(
-                got, case.numbers["train_" + what + suffix].floats())
-            assert apart[what + suffix] <= limit, "%s%s differ by %.3g" % (what, suffix,
-                                                                           apart[what + suffix])
+    for what, limit in TRAIN_TOLS.items():
+        got = [line["loss" if what.startswith("losses") else "grad_norm"] for line in lines]
+        apart[what] = worst_relative(got, case.numbers["train_" + what].floats())
+        assert apart[what] <= limit, "%s differ by %.3g" % (what, apart[what])
     check_export(stoker, case, model, out, place)
+    if nvme:
+        check_export_command(stoker, out, place)
     return ", ".join("%s %.1e" % item for item in apart.items())
 
 
@@ -101,22 +109,30 @@ def check_export(stoker, case, model, out, place):
     assert loss <= limit, "the exported model's loss is %.6g, above %.6g" % (loss, limit)
 
 
+def check_export_command(stoker, out, place):
+    """`stoker export` of the last checkpoint writes the folder that the run ended with."""
+    (checkpoint,) = os.listdir(os.path.join(out, "checkpoints"))
+    again = os.path.join(place, "exported")
+    stoker.run("export", "--checkpoint", os.path.join(out, "checkpoints", checkpoint), "--out", again)
+    was, now = same_folder(out, again)
+    for name, tensor in was.items():
+        assert tensor.raw == now[name].raw, "%s is another after `stoker export`" % name
+
+
 def check_untouched(stoker, case, config, place):
     """A rate of 0 changes nothing: the folder written is the folder read, to the bit."""
     model = case.model(config, place)
-    about = dict(case.about, lr=0)
-    still = Case(case.name)
-    still.about = about
-    _, out = stoker.train(still, model, place, 1, *F32, "--micro-batch", 1)
+    _, out = stoker.train(case, model, place, 1, *F32, "--micro-batch", 1, lr=0)
     was, now = same_folder(model, out)
     for name, tensor in was.items():
         assert tensor.raw == now[name].raw, "%s changed with a rate of 0" % name
     here, loss_here = stoker.eval(case, model, place, *F32)
     there, loss_there = stoker.eval(case, out, place, *F32)
-    assert here.raw == there.raw and loss_here == loss_there, "the folder written computes otherwise"
+    assert here.raw == there.raw and loss_here == loss_there, "it computes otherwise"
 
 
-def check_bf16(stoker, case, matmul, place):
+def check_bf16(stoker, case, matmul, seen, place):
+    """`seen` collects the ratios of all tensors."""
     options = ["--activation-dtype", "bf16", "--matmul", matmul]
     try:
         logits, _ = stoker.eval(case, case.folder, place, *options)
@@ -133,22 +149,32 @@ def check_bf16(stoker, case, matmul, place):
     ratios = {name: errors[name] / torchs[name] for name in errors}
     worst = max(ratios, key=ratios.get)
     together = math.sqrt(sum(e * e for e in errors.values()) / sum(e * e for e in torchs.values()))
-    over = sum(r > BF16_TIMES for r in ratios.values())
-    note = "logits %.2f, gradients together %.2f, worst %.2f (%s), %d of %d over %.2f times torch's" % (
-        ratio, together, ratios[worst], worst, over, len(ratios), BF16_TIMES)
+    seen.extend(ratios.values())
+    note = "logits %.2f, gradients together %.2f, worst %.2f (%s) times torch's" % (
+        ratio, together, ratios[worst], worst)
     assert together <= BF16_TIMES, note
-    assert ratios[worst] <= BF16_TENSOR_TIMES, note
+    assert ratios[worst] <= BF16_ONE_TENSOR_TIMES, note
     return note
 
 
-# One element of one tensor, rounded at random: see check_bf16.
-BF16_TENSOR_TIMES = 3
+def check_bf16_share(seen, place):
+    """Few of all tensors are beyond the limit, and on the whole they are nearer than torch's."""
+    if len(seen) < 100:
+        raise Skip("too few cases were run")
+    over = sum(r > BF16_TIMES for r in seen) / len(seen)
+    mean = math.exp(sum(map(math.log, seen)) / len(seen))
+    note = "%.1f %% of %d tensors above %.2f times torch's error, geometric mean %.2f" % (
+        100 * over, len(seen), BF16_TIMES, mean)
+    assert over <= BF16_SHARE_OVER and mean <= 1, note
+    return note
 
 
-def tests_of(stoker, name):
+def tests_of(stoker, name, seen):
     case, tests = Case(name), []
-    add = lambda title, check, *args: tests.append(
-        ("%s %s" % (name, title), partial(check, stoker, case, *args)))
+
+    def add(title, check, *args):
+        tests.append(("%s %s" % (name, title), partial(check, stoker, case, *args)))
+
     for config in SPELLINGS:
         for nvme in (False, True):
             where = "%s %s" % (config, "nvme" if nvme else "in place")
@@ -156,16 +182,18 @@ def tests_of(stoker, name):
             if SOAK or nvme == (config != "config.json"):
                 add("gradients " + where, check_gradients, config, nvme)
                 add("50 steps " + where, check_training, config, nvme)
-        add("written as read " + config, check_untouched, config)
+        if SOAK or config == "config.json":
+            add("written as read " + config, check_untouched, config)
     for matmul in ("f32", "bf16"):
-        add("bf16 activations, %s products" % matmul, check_bf16, matmul)
+        if SOAK or matmul == "f32" or name in ONE_OF_EACH_FAMILY:
+            add("bf16 activations, %s products" % matmul, check_bf16, matmul, seen)
     return tests
 
 
 def main():
-    stoker = Stoker(os.path.abspath(sys.argv[1]))
-    names = sys.argv[2:] or cases()
-    return run_tests([t for name in names for t in tests_of(stoker, name)], 60)
+    stoker, seen = Stoker(os.path.abspath(sys.argv[1])), []
+    tests = [t for name in sys.argv[2:] or cases() for t in tests_of(stoker, name, seen)]
+    return run_tests(tests, [("bf16 gradients of all cases", partial(check_bf16_share, seen))])
 
 
 if __name__ == "__main__":
