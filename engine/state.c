@@ -87,7 +87,11 @@ static stk_status transfer(stk_engine *e, const struct stk_chunk *c, uint32_t mo
     exec_task_init(&s->task, transfer_begin, e);
     exec_post(e->lane, &s->task);
     uint64_t stall = e->cfg.stall_ns ? e->cfg.stall_ns : 120ull * 1000000000u;
-    stk_status st = exec_event_wait(&s->event, exec_now_ns(e->ex) + stall, &e->err);
+    struct stk_error err = { 0 };
+    stk_status st = exec_event_wait(&s->event, exec_now_ns(e->ex) + stall, &err);
+    if (st != STK_OK)
+        stk_error_set(&e->err, st, 0, "%s of block %s, chunk %u: the transfer does not end: %s", put ? "writing" : "reading",
+                      e->layout->blocks[c->block].name, c->id, err.text);
     for (int k = 0; st == STK_OK && k < CHUNK_STATE_N; k++)
         if ((moving & 1u << k) && s->op[k].status != STK_OK)
             st = stk_error_set(&e->err, s->op[k].status, s->op[k].error.os_errno, "%s of block %s, chunk %u: %s", names[k],
