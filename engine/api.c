@@ -340,13 +340,14 @@ uint64_t stk_tensor_offset(const stk_engine *e, uint32_t tensor)
 stk_status stk_plan_write(stk_engine *e, const char *path, bool trace)
 {
     stk_error_clear(&e->err);
-    if (!e->plan_train) return eng_refuse_state(e, "stk_plan_write", "after stk_seal");
+    const struct plan *p = e->plan_train ? e->plan_train : e->plan_eval;
+    if (!p) return eng_refuse_state(e, "stk_plan_write", "after stk_seal");
     FILE *f = fopen(path, "we");
     if (!f) return stk_error_set(&e->err, STK_ERR_IO, 0, "%s: cannot be written", path);
     if (trace)
-        plan_trace(e->plan_train, f);
+        plan_trace(p, f);
     else
-        plan_print(e->plan_train, f);
+        plan_print(p, f);
     bool bad = ferror(f) != 0;
     bad |= fclose(f) != 0;
     return bad ? stk_error_set(&e->err, STK_ERR_IO, 0, "%s: writing the plan failed", path) : STK_OK;

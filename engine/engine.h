@@ -155,6 +155,7 @@ void eng_note(stk_engine *e, const char *fmt, ...) __attribute__((format(printf,
 stk_status place_input(stk_engine *e, const struct eng_placement *pl, enum plan_mode mode, struct plan_input *in);
 /* Chooses tiers, activation policy and arena sizes within the limits; a refusal names numbers, owner and option. */
 stk_status place_choose(stk_engine *e, uint64_t host_limit, uint64_t device_limit, struct eng_placement *out);
+bool place_trains(const stk_engine *e);
 /* Writes the rows of the table for a placement (mem_note for what has no memory of ours). */
 stk_status place_table(stk_engine *e, const struct eng_placement *pl, struct mem *m, struct stk_error *err);
 

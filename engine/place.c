@@ -162,6 +162,9 @@ static void desire(stk_engine *e, const struct plan_input *in, const uint64_t *l
     }
 }
 
+/* Nothing to train: evaluation only. No training plan, no accumulators, no boundaries kept (MEM-11). */
+bool place_trains(const stk_engine *e) { return e->layout->params_trainable > 0 || e->cfg.own_order; }
+
 struct limits { uint64_t host, device; bool host_given, device_given; };
 
 static bool fits(const struct eng_placement *pl, const struct limits *lim)
@@ -192,16 +195,18 @@ static stk_status try_placement(stk_engine *e, struct eng_placement *pl, const s
 {
     struct plan_input in;
     uint64_t least[PLAN_ARENA_N], useful[PLAN_ARENA_N], eval_least[PLAN_ARENA_N], eval_useful[PLAN_ARENA_N], want[PLAN_ARENA_N];
+    bool train = place_trains(e);
     for (int a = 0; a < PLAN_ARENA_N; a++) pl->arena_bytes[a] = UINT64_MAX;
-    STK_TRY(place_input(e, pl, PLAN_TRAIN, &in));
-    STK_TRY(plan_needs(&in, least, useful, err));
-    in.mode = PLAN_EVAL;
+    STK_TRY(place_input(e, pl, PLAN_EVAL, &in));
     STK_TRY(plan_needs(&in, eval_least, eval_useful, err));
+    memcpy(least, eval_least, sizeof least);
+    memcpy(useful, eval_useful, sizeof useful);
+    in.mode = train ? PLAN_TRAIN : PLAN_EVAL;
+    if (train) STK_TRY(plan_needs(&in, least, useful, err));
     for (int a = 0; a < PLAN_ARENA_N; a++) {
         if (eval_least[a] > least[a]) least[a] = eval_least[a];
         if (useful[a] < least[a]) useful[a] = least[a];
     }
-    in.mode = PLAN_TRAIN;
     desire(e, &in, least, useful, want);
     if (e->cfg.own_order) { /* accumulators and held blocks are engine/own.c's; the cache must hold what is held and what comes next */
         least[PLAN_ARENA_ACC] = want[PLAN_ARENA_ACC] = 0;

@@ -79,8 +79,10 @@ static stk_status build_plans(stk_engine *e)
         e->pin.n_own = 0;
         e->pin.arena_bytes[PLAN_ARENA_ACC] = UINT64_MAX; /* no memory behind it: engine/own.c's accumulators are used */
     }
-    STK_TRY(plan_build(&e->pin, &e->plan_train, NULL, &e->err));
-    STK_TRY(plan_check(&e->pin, e->plan_train, &e->err));
+    if (place_trains(e)) {
+        STK_TRY(plan_build(&e->pin, &e->plan_train, NULL, &e->err));
+        STK_TRY(plan_check(&e->pin, e->plan_train, &e->err));
+    }
     if (e->cfg.own_order) return STK_OK;
     in = e->pin;
     in.mode = PLAN_EVAL;
@@ -290,7 +292,7 @@ static stk_status seal_machine(stk_engine *e)
     STK_TRY(open_storage(e, n_extents));
     register_buffers(e);
     if (e->store) eng_note(e, "storage: %s; %s", io_describe(e->io), store_describe(e->store));
-    uint32_t n = e->plan_train->n_nodes;
+    uint32_t n = e->plan_train ? e->plan_train->n_nodes : 0;
     if (e->plan_eval && e->plan_eval->n_nodes > n) n = e->plan_eval->n_nodes;
     STK_TRY(run_alloc(e, n));
     STK_TRY(state_alloc(e));

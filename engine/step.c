@@ -38,6 +38,7 @@ stk_status stk_step_begin(stk_engine *e, const stk_step *s)
 {
     stk_error_clear(&e->err);
     if (e->state != ENG_READY) return eng_refuse_state(e, "stk_step_begin", "between steps");
+    if (!place_trains(e)) return stk_error_set(&e->err, STK_ERR_STATE, 0, "stk_step_begin: every tensor is frozen: there is nothing to train");
     if (!isfinite(s->lr) || s->lr < 0) return stk_error_set(&e->err, STK_ERR_CONFIG, 0, "lr %g must be a finite number, 0 or above", s->lr);
     STK_TRY(state_flush_staged(e));
     e->lr = s->lr;

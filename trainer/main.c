@@ -4,7 +4,9 @@
 #include "engine/stoker.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const struct verb {
     const char *name;
@@ -28,8 +30,18 @@ static void print_usage(FILE *to)
     for (int i = 0; i < VERB_N; i++) fprintf(to, "  %-8s  %s\n", verbs[i].name, verbs[i].help);
 }
 
+/* Threads of the math library spin after each operation and would take the cores from I/O, casts and the update; its runtime reads the
+ * policy before main, so the program starts itself once more. A policy that the user has set stays. */
+static void set_wait_policy(char **argv)
+{
+    if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
+    if (setenv("OMP_WAIT_POLICY", "passive", 1) != 0) return;
+    execv("/proc/self/exe", argv); /* on failure: go on as we are, only slower */
+}
+
 int main(int argc, char **argv)
 {
+    set_wait_policy(argv);
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (argc < 2) {
         print_usage(stderr);
