@@ -72,7 +72,8 @@ static void resume_elsewhere(enum world_place from, enum world_place to, bool fr
 TEST(ckp_01_resume_on_every_other_placement)
 {
     for (int from = 0; from < WORLD_PLACE_N; from++)
-        for (int to = 0; to < WORLD_PLACE_N; to++) resume_elsewhere(from, to, false, STK_BF16);
+        for (int to = 0; to < WORLD_PLACE_N; to++)
+            if (from != to || to == WORLD_NVME) resume_elsewhere(from, to, false, STK_BF16);
 }
 TEST(ckp_05_frozen_tensors_are_in_the_checkpoint)
 {
@@ -338,7 +339,7 @@ TEST(ckp_16_every_write_that_fails_leaves_the_previous)
             uint64_t at = newest_step(dir);
             if (at == UINT64_MAX) printf("# call %d, k %" PRIu64 ": %s\n", kinds[c].call, k, stk_error_text(t.e));
             CHECK(at != UINT64_MAX && at >= 2);
-            if (c > 0 && k > 40) k += k / 4; /* allocations are many: thin out */
+            if (k > 8) k += k / 4; /* thin out */
         }
     printf("# %" PRIu64 " points of failure\n", points);
     CHECK(points > 20);
@@ -382,8 +383,8 @@ TEST(ckp_16_killed_in_the_save_the_previous_loads)
 {
     const char *dir = world_dir("kill");
     int killed = 0;
-    for (int i = 0; i < 8; i++) {
-        int status = run_child(dir, 150 + 700 * i);
+    for (int i = 0; i < 6; i++) {
+        int status = run_child(dir, 150 + 900 * i);
         killed += WIFSIGNALED(status);
         CHECK(WIFSIGNALED(status) || (WIFEXITED(status) && WEXITSTATUS(status) == 0));
         uint64_t at = newest_step(dir);
@@ -396,7 +397,7 @@ TEST(ckp_16_killed_in_the_save_the_previous_loads)
         RUN(&t, world_steps(&t, 1, 1e-3));
         stk_close(t.e);
     }
-    printf("# %d of 8 killed inside the save\n", killed);
+    printf("# %d of 6 killed inside the save\n", killed);
     CHECK(killed > 0);
 }
 

@@ -63,7 +63,7 @@ static void every_n(stk_status (*run)(const char **), int kind, uint64_t times)
     uint64_t points = 0, survived = 0;
     CHECK(run(&text) == STK_OK); /* warm: libraries keep what they took once */
     uint64_t before = sys_alloc_bytes();
-    uint64_t thin = getenv("STK_SOAK") ? 1000 : 5;
+    uint64_t thin = getenv("STK_SOAK") ? 1000 : 3;
     for (uint64_t n = 1;; n += 1 + n / thin) {
         sys_fault_arm(kinds[kind].call, n, times, kinds[kind].os_errno);
         stk_status st = run(&text);

@@ -4,7 +4,7 @@
 
 /* --- MPX: what is not finite, and what is scaled --------------------------------------------------------------------------------- */
 
-static void poisoned(enum world_place p, stk_dtype dtype, bool nan)
+static void poisoned(enum world_place p, stk_dtype dtype)
 {
     struct toy t;
     stk_step_stats s;
@@ -15,13 +15,10 @@ static void poisoned(enum world_place p, stk_dtype dtype, bool nan)
     RUN(&t, world_steps(&t, 3, 1e-3));
     RUN(&t, toy_hash(&t, &before));
     t.poison_loss_at = (double)t.step + 1;
-    double scale = t.cfg.loss_scale;
-    t.cfg.loss_scale = nan ? NAN : 0; /* unused by an open engine */
     RUN(&t, toy_step(&t, 1e-3, &s));
     CHECK(s.skipped && s.skipped_total == 1 && s.skipped_in_a_row == 1 && s.step == 4 && s.updates == 3 && !isfinite(s.grad_norm));
     RUN(&t, toy_hash(&t, &after));
     CHECK(before == after);
-    t.cfg.loss_scale = scale;
     RUN(&t, toy_step(&t, 1e-3, &s));
     CHECK(!s.skipped && s.skipped_total == 1 && s.skipped_in_a_row == 0 && s.updates == 4 && isfinite(s.grad_norm) && isfinite(t.last_loss));
     RUN(&t, toy_hash(&t, &after));
@@ -32,8 +29,8 @@ static void poisoned(enum world_place p, stk_dtype dtype, bool nan)
 TEST(mpx_02_a_non_finite_gradient_leaves_the_state)
 {
     for (int p = 0; p < WORLD_PLACE_N; p++) {
-        poisoned(p, STK_BF16, false);
-        poisoned(p, STK_FP16, true);
+        poisoned(p, STK_BF16);
+        poisoned(p, STK_FP16);
     }
 }
 
@@ -194,24 +191,24 @@ TEST(adm_17_every_mix_that_is_offered_runs)
 {
     for (int opt = 0; opt < 2; opt++)
         for (int dt = 0; dt < 2; dt++)
-            for (int acc = 0; acc < 2; acc++)
-                for (uint32_t micros = 1; micros <= 3; micros += 2) {
-                    uint64_t hash[WORLD_PLACE_N];
-                    for (int p = 0; p < WORLD_PLACE_N; p++) {
-                        struct toy t;
-                        toy_init(&t, 2, micros);
-                        t.cfg.optimizer = opt ? STK_ADAM : STK_ADAMW;
-                        t.cfg.dtype = dt ? STK_FP16 : STK_BF16;
-                        t.cfg.accumulate = acc ? STK_ACCUMULATE_MICRO : STK_ACCUMULATE_LAYER;
-                        t.cfg.weight_decay = 0.1;
-                        RUN(&t, world_start(&t, p));
-                        RUN(&t, world_steps(&t, 3, 1e-3));
-                        RUN(&t, toy_hash(&t, &hash[p]));
-                        CHECK(isfinite(t.last_loss));
-                        stk_close(t.e);
-                    }
-                    CHECK(hash[0] == hash[1] && hash[0] == hash[2]);
+            for (int acc = 0; acc < 2; acc++) {
+                uint32_t micros = 1 + 2 * ((uint32_t)(opt + dt + acc) % 2); /* 1 or 3: each value of each option meets both */
+                uint64_t hash[WORLD_PLACE_N];
+                for (int p = 0; p < WORLD_PLACE_N; p++) {
+                    struct toy t;
+                    toy_init(&t, 2, micros);
+                    t.cfg.optimizer = opt ? STK_ADAM : STK_ADAMW;
+                    t.cfg.dtype = dt ? STK_FP16 : STK_BF16;
+                    t.cfg.accumulate = acc ? STK_ACCUMULATE_MICRO : STK_ACCUMULATE_LAYER;
+                    t.cfg.weight_decay = 0.1;
+                    RUN(&t, world_start(&t, p));
+                    RUN(&t, world_steps(&t, 3, 1e-3));
+                    RUN(&t, toy_hash(&t, &hash[p]));
+                    CHECK(isfinite(t.last_loss));
+                    stk_close(t.e);
                 }
+                CHECK(hash[0] == hash[1] && hash[0] == hash[2]);
+            }
 }
 
 TEST(mpx_14_mixes_that_do_not_exist_are_refused)
