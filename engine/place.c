@@ -148,6 +148,7 @@ static void desire(stk_engine *e, const struct plan_input *in, const uint64_t *l
         if (i == in->n_blocks / 2) acc = round_page(in->blocks[i].acc_bytes);
     }
     for (int a = 0; a < PLAN_ARENA_N; a++) want[a] = least[a];
+    want[PLAN_ARENA_ACT] = useful[PLAN_ARENA_ACT]; /* below it plans are packed tightly and visits wait for each other's room */
     if (least[PLAN_ARENA_PARAM])
         want[PLAN_ARENA_PARAM] = least[PLAN_ARENA_PARAM] + in->prefetch * round_page(block);
     if (least[PLAN_ARENA_ACC] && !e->cfg.own_order) want[PLAN_ARENA_ACC] = least[PLAN_ARENA_ACC] + acc;
