@@ -4,19 +4,23 @@
 
 #include "base/status.h"
 
-enum cpu_isa { CPU_SCALAR, CPU_AVX2, CPU_AVX512 }; /* AVX2 means AVX2+FMA+F16C; AVX512 means F+BW+DQ+VL */
+enum cpu_isa { CPU_SCALAR, CPU_AVX2, CPU_AVX512 }; /* AVX2 means AVX2+FMA+F16C; AVX512 means
+                                                    * F+BW+DQ+VL */
 
-/* Best level of this processor, lowered by the environment variable STOKER_MAX_ISA (scalar, avx2, avx512), which exists for tests
- * and for comparing machines. Read anew at each call; callers keep it. */
+/* Best level of this processor, lowered by the environment variable STOKER_MAX_ISA (scalar, avx2,
+ * avx512), which exists for tests and for comparing machines. Read anew at each call; callers keep
+ * it. */
 enum cpu_isa cpu_isa_best(void);
 const char *cpu_isa_name(enum cpu_isa isa);
 bool cpu_has_bf16(void); /* AVX512_BF16 or AMX: bf16 products may be faster than f32 */
 void cpu_name(char *buf, size_t size_bytes);
 
-/* Cores this process may use: affinity mask, lowered by the cgroup's CPU quota (MEM-26). At least 1. `root` as in mem_limits_read. */
+/* Cores this process may use: affinity mask, lowered by the cgroup's CPU quota (MEM-26). At least
+ * 1. `root` as in mem_limits_read. */
 uint32_t cpu_count(const char *root);
 
-/* Floating point state of the calling thread: flush subnormals to zero on (returns the old state) and back. */
+/* Floating point state of the calling thread: flush subnormals to zero on (returns the old state)
+ * and back. */
 uint32_t cpu_ftz_enter(void);
 void cpu_ftz_leave(uint32_t saved);
 

@@ -1,10 +1,11 @@
 /* base/numeric.h - 16-bit formats and the exact split of an fp32 master, scalar, inline.
  *
- * bf16: upper half of an fp32. fp16: IEEE binary16. Rounding to nearest even, except stk_split: there the parameter is the
- * master rounded with ties away from zero and `low` the signed 16-bit rest of the bit patterns,
+ * bf16: upper half of an fp32. fp16: IEEE binary16. Rounding to nearest even, except stk_split:
+ * there the parameter is the master rounded with ties away from zero and `low` the signed 16-bit
+ * rest of the bit patterns,
  *     bits(fp32) = (bf16 << 16) + low        (low in [-32768, 32767])
- * which is exact for every bit pattern (design section 4). A master whose rounding would carry a finite number to infinity keeps
- * that carry: the join still returns the same bits. */
+ * which is exact for every bit pattern (design section 4). A master whose rounding would carry a
+ * finite number to infinity keeps that carry: the join still returns the same bits. */
 #ifndef BASE_NUMERIC_H
 #define BASE_NUMERIC_H
 

@@ -1,8 +1,9 @@
 /* engine/engine.h - what the files of engine/ share. Clients see only stoker.h.
  *
- * WHO RUNS WHAT. The application's thread runs api.c, seal.c, place.c, step.c, own.c, state.c, checkpoint.c. The engine lane runs run.c and issue.c: it alone owns the
- * run (which nodes are done) and the chunks (INV-4). They meet in three places: `want` (the visit the application waits for), `run_done`, and `failed`, each
- * written before a post or an event and read after it. */
+ * WHO RUNS WHAT. The application's thread runs api.c, seal.c, place.c, step.c, own.c, state.c,
+ * checkpoint.c. The engine lane runs run.c and issue.c: it alone owns the run (which nodes are
+ * done) and the chunks (INV-4). They meet in three places: `want` (the visit the application waits
+ * for), `run_done`, and `failed`, each written before a post or an event and read after it. */
 #ifndef ENGINE_ENGINE_H
 #define ENGINE_ENGINE_H
 
@@ -19,8 +20,18 @@
 
 enum eng_state { ENG_DESCRIBE, ENG_DRY, ENG_READY, ENG_STEP, ENG_EVAL, ENG_FAILED };
 
-struct eng_block_desc { char *name; uint32_t n_tensors; stk_tensor_desc *tensors; uint32_t first_tensor; };
-struct eng_reserve { stk_where where; char owner[48]; uint64_t size_bytes, offset_bytes; void *base; };
+struct eng_block_desc {
+    char *name;
+    uint32_t n_tensors;
+    stk_tensor_desc *tensors;
+    uint32_t first_tensor;
+};
+struct eng_reserve {
+    stk_where where;
+    char owner[48];
+    uint64_t size_bytes, offset_bytes;
+    void *base;
+};
 
 /* What engine/place.c decides: a pure function of description, configuration and limits. */
 struct eng_placement {
@@ -33,11 +44,12 @@ struct eng_placement {
 #define ENG_VISITS_IN_FLIGHT 4
 #define ENG_CASTS 2
 
-/* --- the run: one pass over (parts of) a plan ------------------------------------------------------------------------- */
+/* --- the run: one pass over (parts of) a plan ------------------------------------------------- */
 
 enum run_node_state { RUN_WAITING, RUN_READY, RUN_ISSUED, RUN_DONE };
 
-/* One thing in flight on the engine lane's behalf. Pools of fixed size: nothing is allocated in a step. */
+/* One thing in flight on the engine lane's behalf. Pools of fixed size: nothing is allocated in a
+ * step. */
 struct run_op {
     struct stk_engine *e;
     uint32_t node;
@@ -49,23 +61,30 @@ struct run_op {
 };
 
 #define RUN_OPS_PER_RESOURCE 32
-struct run_pool { struct run_op op[RUN_OPS_PER_RESOURCE]; struct run_op *free; uint32_t in_flight, limit; };
+struct run_pool {
+    struct run_op op[RUN_OPS_PER_RESOURCE];
+    struct run_op *free;
+    uint32_t in_flight, limit;
+};
 
 struct eng_run {
     const struct plan *plan;
     uint32_t parts;
     uint32_t *deps_left;
     uint8_t *node_state;
-    uint32_t *heap[PLAN_RESOURCE_N]; /* ready nodes, a binary heap by program order; capacity n_nodes */
+    uint32_t *heap[PLAN_RESOURCE_N]; /* ready nodes, a binary heap by program order; capacity
+                                      * n_nodes */
     uint32_t heap_n[PLAN_RESOURCE_N];
     struct run_pool pool[PLAN_RESOURCE_N];
     uint32_t nodes_left;            /* of the parts that run */
     uint32_t update_left;           /* of part UPDATE */
     uint32_t next_visit;            /* first visit not yet handed out */
     uint32_t visits_in_flight;
-    uint32_t hold_visit;            /* own order: this visit completes only at stk_step_end; PLAN_NO: none */
+    uint32_t hold_visit;            /* own order: this visit completes only at stk_step_end;
+                                     * PLAN_NO: none */
     uint8_t last_kind;              /* kind of the node that completed last: cause of a wait */
-    _Atomic bool active;            /* read by a left-over pump task while the application's thread sets the next run up */
+    _Atomic bool active;            /* read by a left-over pump task while the application's thread
+                                     * sets the next run up */
     uint64_t last_visit_done_ns;
 };
 
@@ -95,7 +114,8 @@ struct stk_engine {
     struct dev *dev;
     struct dev_caps caps;
     struct dev_stream *compute, *copy_in, *copy_out;
-    struct dev_stream *cast[ENG_CASTS]; /* two: a cast is one thread on the host, and the last blocks of backward have the cores to themselves */
+    struct dev_stream *cast[ENG_CASTS]; /* two: a cast is one thread on the host, and the last
+                                         * blocks of backward have the cores to themselves */
     struct io *io;
     struct store *store;
     struct exec_task io_task, pump_task, begin_task, stop_task;
@@ -122,9 +142,11 @@ struct stk_engine {
     struct adam_coef *coef;         /* of each layout tensor, for the pending update */
     bool pending;                   /* an update is due */
     uint64_t begun, updates, skipped_total, skipped_row;
-    double loss_scale, grad_loss_scale; uint32_t scale_good; /* grad_loss_scale: inside the gradients at hand */
+    double loss_scale, grad_loss_scale; uint32_t scale_good; /* grad_loss_scale: inside the
+                                                              * gradients at hand */
     double lr;
-    double norm_sq, norm, clip_factor; uint64_t nonfinite; /* norm_sq and nonfinite: written by NORM on the lane */
+    double norm_sq, norm, clip_factor; uint64_t nonfinite; /* norm_sq and nonfinite: written by NORM
+                                                            * on the lane */
     uint64_t update_version;        /* version that the pending update's writes carry */
     struct eng_counts counts;       /* engine lane */
     stk_exposed exposed;
@@ -136,30 +158,37 @@ struct stk_engine {
     _Atomic bool failed;
     struct stk_error fail;          /* valid once `failed` */
     struct exec_event visit_event, run_event, update_event;
-    _Atomic bool stuck;             /* own order: the wanted visit can only come when a held one goes */
-    _Atomic uint32_t held_visits;          /* own order: planned visits that the client has not released */
+    _Atomic bool stuck;             /* own order: the wanted visit can only come when a held one
+                                     * goes */
+    _Atomic uint32_t held_visits;          /* own order: planned visits that the client has not
+                                            * released */
     _Atomic uint8_t visit_cause;    /* plan kind that the handed-out visit waited for */
     _Atomic uint64_t progress;      /* completions so far: tells a long wait from a stall */
 
     struct run_op visit_ops[ENG_VISITS_IN_FLIGHT];
     struct own_order *own;          /* engine/own.c; NULL unless cfg.own_order */
-    struct state_io *sio;           /* engine/state.c: the staged chunk of fills, reads, checkpoints */
+    struct state_io *sio;           /* engine/state.c: the staged chunk of fills, reads,
+                                     * checkpoints */
 };
 
-/* --- api.c ---------------------------------------------------------------------------------------------------------------- */
+/* --- api.c ------------------------------------------------------------------------------------ */
 stk_status eng_refuse_state(stk_engine *e, const char *call, const char *expected);
 void eng_note(stk_engine *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* --- place.c: pure -------------------------------------------------------------------------------------------------------- */
+/* --- place.c: pure ---------------------------------------------------------------------------- */
 /* Fills e->pblocks, pchunks, pplaces, pin from layout and places (homes from `pl`). */
-stk_status place_input(stk_engine *e, const struct eng_placement *pl, enum plan_mode mode, struct plan_input *in);
-/* Chooses tiers, activation policy and arena sizes within the limits; a refusal names numbers, owner and option. */
-stk_status place_choose(stk_engine *e, uint64_t host_limit, uint64_t device_limit, struct eng_placement *out);
+stk_status place_input(stk_engine *e, const struct eng_placement *pl, enum plan_mode mode,
+                       struct plan_input *in);
+/* Chooses tiers, activation policy and arena sizes within the limits; a refusal names numbers,
+ * owner and option. */
+stk_status place_choose(stk_engine *e, uint64_t host_limit, uint64_t device_limit,
+                        struct eng_placement *out);
 bool place_trains(const stk_engine *e);
 /* Writes the rows of the table for a placement (mem_note for what has no memory of ours). */
-stk_status place_table(stk_engine *e, const struct eng_placement *pl, struct mem *m, struct stk_error *err);
+stk_status place_table(stk_engine *e, const struct eng_placement *pl, struct mem *m,
+                       struct stk_error *err);
 
-/* --- run.c: engine lane ----------------------------------------------------------------------------------------------------- */
+/* --- run.c: engine lane ----------------------------------------------------------------------- */
 stk_status run_alloc(stk_engine *e, uint32_t n_nodes_max);
 void run_free(stk_engine *e);
 /* Application's thread, nothing running: sets the run up and lets the lane begin. */
@@ -169,39 +198,46 @@ stk_status run_wait(stk_engine *e, struct exec_event *ev);
 /* Engine lane. */
 void run_pump(void *engine);                    /* issue what is ready, hand out the wanted visit */
 void run_complete(stk_engine *e, uint32_t node);
-void run_abandon(stk_engine *e, uint32_t from); /* own order: visits `from`... count as made, the one to hold as handed out */
+void run_abandon(stk_engine *e, uint32_t from); /* own order: visits `from`... count as made, the
+                                                 * one to hold as handed out */
 void run_release_hold(stk_engine *e);            /* own order: the held visit completes */
 void run_fail(stk_engine *e, const struct stk_error *err);
 struct run_op *run_op_take(stk_engine *e, uint32_t resource, uint32_t node);
 void run_op_give(stk_engine *e, uint32_t resource, struct run_op *op);
 
-/* --- step.c --------------------------------------------------------------------------------------------------------------- */
+/* --- step.c ----------------------------------------------------------------------------------- */
 void step_fill_visit(stk_engine *e, const struct plan *p, uint32_t index, stk_visit *v);
-stk_status step_wait_visit(stk_engine *e, uint32_t index);    /* [waits] until visit `index` was handed out */
-stk_status step_visit_queued(stk_engine *e, uint32_t index);  /* its work is on the compute stream */
-stk_status step_finish(stk_engine *e, stk_step_stats *stats); /* [waits] end of the run, decision, statistics */
+stk_status step_wait_visit(stk_engine *e, uint32_t index);    /* [waits] until visit `index` was
+                                                               * handed out */
+stk_status step_visit_queued(stk_engine *e, uint32_t index);  /* its work is on the compute
+                                                               * stream */
+stk_status step_finish(stk_engine *e, stk_step_stats *stats); /* [waits] end of the run, decision,
+                                                               * statistics */
 
-/* --- issue.c: engine lane: one function for each kind of node. False: no room now (try again after a completion). ------------------------- */
+/* --- issue.c: engine lane: one function for each kind of node. False: no room now (try again after a completion).  */
 bool issue_node(stk_engine *e, uint32_t node);
 /* Address of a byte of a slot. */
-static inline uint8_t *eng_slot(const stk_engine *e, const struct plan *p, uint32_t slot, uint64_t offset)
+static inline uint8_t *eng_slot(const stk_engine *e, const struct plan *p, uint32_t slot,
+                                uint64_t offset)
 {
     return e->arena[p->slots[slot].arena] + p->slots[slot].offset_bytes + offset;
 }
 
-/* --- norm.c ------------------------------------------------------------------------------------------------------------------- */
+/* --- norm.c ----------------------------------------------------------------------------------- */
 void norm_collect(stk_engine *e);               /* engine lane, PLAN_NORM: sums in chunk order */
-/* Application's thread at step end: clip factor or skip, loss scale, coefficients. True: the update is due. */
+/* Application's thread at step end: clip factor or skip, loss scale, coefficients. True: the update
+ * is due. */
 bool norm_decide(stk_engine *e);
-double norm_clip_factor(double norm, double clip); /* min(1, clip / (norm + 1e-6)) as torch has it; 1 without clip; always in (0, 1] */
+double norm_clip_factor(double norm, double clip); /* min(1, clip / (norm + 1e-6)) as torch has it;
+                                                    * 1 without clip; always in (0, 1] */
 
-/* --- state.c: between steps ----------------------------------------------------------------------------------------------------- */
+/* --- state.c: between steps ------------------------------------------------------------------- */
 stk_status state_alloc(stk_engine *e);
 void state_free(stk_engine *e);
 uint64_t state_staging_bytes(const stk_engine *e);
 stk_status state_flush_staged(stk_engine *e);   /* writes the staged chunk home if it was changed */
 
-/* --- own.c ------------------------------------------------------------------------------------------------------------------------ */
+/* --- own.c ------------------------------------------------------------------------------------ */
 stk_status own_alloc(stk_engine *e);
 void own_free(stk_engine *e);
 uint64_t own_bytes(const stk_engine *e, bool accumulators);

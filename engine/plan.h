@@ -1,19 +1,25 @@
 /* engine/plan.h - the motion of data around all visits, as data.
  *
- * A plan covers one PERIOD, from norm to norm: first the update of the previous step (phase U), then the visits of this step's forward and
- * backward, then the norm. A period can be run in parts: `PLAN_RUN_UPDATE` (epilogue: last step, before checkpoint or evaluation), `PLAN_RUN_VISITS`
- * (prologue: the first step has nothing to update), or both. Nodes of a part that does not run count as complete. Both outcomes of the norm are in
- * it: update nodes of a skipped step pass without touching state. Everything is back in one canonical state at a period's end: device copies are stale,
- * because the update will change every parameter; so a period starts with empty caches.
+ * A plan covers one PERIOD, from norm to norm: first the update of the previous step (phase U),
+ * then the visits of this step's forward and backward, then the norm. A period can be run in parts:
+ * `PLAN_RUN_UPDATE` (epilogue: last step, before checkpoint or evaluation), `PLAN_RUN_VISITS`
+ * (prologue: the first step has nothing to update), or both. Nodes of a part that does not run
+ * count as complete. Both outcomes of the norm are in it: update nodes of a skipped step pass
+ * without touching state. Everything is back in one canonical state at a period's end: device
+ * copies are stale, because the update will change every parameter; so a period starts with empty
+ * caches.
  *
- * A plan is a pure function of its input: no clocks, no pointers, no allocation order. It is printable and diffable.
+ * A plan is a pure function of its input: no clocks, no pointers, no allocation order. It is
+ * printable and diffable.
  *
- * NODES are in program order, which is also the order of priority on each resource. A node's dependencies are earlier nodes. An edge between two VISIT nodes
- * is met as soon as the earlier is queued (one compute stream runs them in order); every other edge is met at completion.
+ * NODES are in program order, which is also the order of priority on each resource. A node's
+ * dependencies are earlier nodes. An edge between two VISIT nodes is met as soon as the earlier is
+ * queued (one compute stream runs them in order); every other edge is met at completion.
  *
- * SLOTS. Every node that writes memory names its slot: a range of an ARENA, from the node that first writes it to the nodes that last use it. Reusing
- * bytes is a dependency edge (the first writer of the new slot depends on the last users of every slot it overlaps), so the peak does not depend on how nodes
- * interleave. */
+ * SLOTS. Every node that writes memory names its slot: a range of an ARENA, from the node that
+ * first writes it to the nodes that last use it. Reusing bytes is a dependency edge (the first
+ * writer of the new slot depends on the last users of every slot it overlaps), so the peak does not
+ * depend on how nodes interleave. */
 #ifndef ENGINE_PLAN_H
 #define ENGINE_PLAN_H
 
@@ -27,12 +33,16 @@ enum plan_kind {
     PLAN_GATHER,     /* all-gather of a block's shards (several ranks; absent with one) */
     PLAN_VISIT,
     PLAN_REDUCE,     /* reduce-scatter of a block's accumulator (several ranks; absent with one) */
-    PLAN_GRAD_CAST,  /* accumulator -> 16-bit gradient of one chunk, sum of squares; into `slot` or, slot = NONE, into the chunk's host home */
-    PLAN_GRAD_OUT,   /* discrete device: 16-bit gradient device `src_slot` -> host home or slot `slot` */
+    PLAN_GRAD_CAST,  /* accumulator -> 16-bit gradient of one chunk, sum of squares; into `slot` or,
+                      * slot = NONE, into the chunk's host home */
+    PLAN_GRAD_OUT,   /* discrete device: 16-bit gradient device `src_slot` -> host home or slot
+                      * `slot` */
     PLAN_NORM,
-    PLAN_UPDATE,     /* one chunk. State that is not at a host home is in `slot` (see plan_update_offset) */
+    PLAN_UPDATE,     /* one chunk. State that is not at a host home is in `slot` (see
+                      * plan_update_offset) */
     PLAN_WRITE_BACK, /* host `src_slot` -> NVMe: one state of one chunk */
-    PLAN_SAVE,       /* device `src_slot` -> host slot `slot`: activations, or an accumulator between micro-batches */
+    PLAN_SAVE,       /* device `src_slot` -> host slot `slot`: activations, or an accumulator
+                      * between micro-batches */
     PLAN_LOAD,       /* host `src_slot` -> device slot `slot`: the way back */
     PLAN_JOIN,       /* nothing: an edge from many to many (serial update) */
     PLAN_COMMIT,     /* `split`: the state after the parameter (with the speed issue) */
@@ -40,15 +50,29 @@ enum plan_kind {
     PLAN_KIND_N
 };
 
-enum plan_resource { PLAN_COMPUTE, PLAN_COPY_IN_LINK, PLAN_COPY_OUT_LINK, PLAN_GATHER_LINK, PLAN_NVME_READ, PLAN_NVME_WRITE, PLAN_UPDATE_TEAM, PLAN_CAST /* the
-                     gradient stream */, PLAN_NONE, PLAN_RESOURCE_N };
+enum plan_resource {
+    PLAN_COMPUTE,
+    PLAN_COPY_IN_LINK,
+    PLAN_COPY_OUT_LINK,
+    PLAN_GATHER_LINK,
+    PLAN_NVME_READ,
+    PLAN_NVME_WRITE,
+    PLAN_UPDATE_TEAM,
+    PLAN_CAST /* the
+                     gradient stream */
+    ,
+    PLAN_NONE,
+    PLAN_RESOURCE_N
+};
 
 enum plan_arena {
-    PLAN_ARENA_PARAM,      /* blocks cached for visits: on the device; in place: in host memory (only NVMe homes need it then) */
+    PLAN_ARENA_PARAM,      /* blocks cached for visits: on the device; in place: in host memory
+                            * (only NVMe homes need it then) */
     PLAN_ARENA_ACC,        /* fp32 accumulators */
     PLAN_ARENA_ACT,        /* boundaries, full sets, gradient flow */
     PLAN_ARENA_CAST,       /* discrete: 16-bit gradients on the device, chunk by chunk */
-    PLAN_ARENA_BOUNCE,     /* host: NVMe parameters on their way to a discrete device, chunk by chunk */
+    PLAN_ARENA_BOUNCE,     /* host: NVMe parameters on their way to a discrete device, chunk by
+                            * chunk */
     PLAN_ARENA_UPDATE,     /* host: staged state of chunks under update */
     PLAN_ARENA_GRAD,       /* host: 16-bit gradients on their way to NVMe */
     PLAN_ARENA_SAVE,       /* host: offloaded activations and accumulators */
@@ -80,11 +104,14 @@ struct plan_chunk_in {
     uint8_t home[CHUNK_STATE_N];
     bool frozen;
 };
-struct plan_place_in {          /* one position of the forward order: a block may stand at several (tied embedding and head) */
+struct plan_place_in {          /* one position of the forward order: a block may stand at several
+                                 * (tied embedding and head) */
     uint32_t block;
-    bool fused;                 /* training: no forward visit; the backward visit does both (head and loss) */
+    bool fused;                 /* training: no forward visit; the backward visit does both (head
+                                 * and loss) */
     bool no_input;              /* reads no boundary (embedding) */
-    uint64_t in_bytes;          /* boundary activation it reads, per micro-batch; equals the out_bytes of the position before */
+    uint64_t in_bytes;          /* boundary activation it reads, per micro-batch; equals the
+                                 * out_bytes of the position before */
     uint64_t full_bytes;        /* full set, per micro-batch */
     double flops;               /* of a forward visit, per micro-batch */
     uint8_t act;                /* enum plan_act */
@@ -101,8 +128,10 @@ struct plan_input {
     const struct plan_block_in *blocks;
     const struct plan_chunk_in *chunks;
     const struct plan_place_in *places;
-    uint64_t arena_bytes[PLAN_ARENA_N]; /* capacity of each arena; UINT64_MAX: as much as it takes (then plan->peak says how much) */
-    /* Own order: the recorded visits replace the order above (places still give sizes; `place` of each visit names one). Gradients are final at the end. */
+    uint64_t arena_bytes[PLAN_ARENA_N]; /* capacity of each arena; UINT64_MAX: as much as it takes
+                                         * (then plan->peak says how much) */
+    /* Own order: the recorded visits replace the order above (places still give sizes; `place` of
+     * each visit names one). Gradients are final at the end. */
     const struct plan_own_visit { uint32_t place; uint8_t dir; uint32_t micro; } *own;
     uint32_t n_own;
 };
@@ -110,20 +139,25 @@ struct plan_input {
 struct plan_slot {
     uint8_t arena;
     uint64_t offset_bytes, size_bytes;  /* offsets are multiples of 4096 */
-    uint32_t first, last;               /* program order of the node that first writes and of the last one that uses it */
+    uint32_t first, last;               /* program order of the node that first writes and of the
+                                         * last one that uses it */
 };
 
 struct plan_node {
     uint8_t kind, resource, state /* enum chunk_state, FETCH and WRITE_BACK */;
     uint8_t part;               /* PLAN_RUN_UPDATE or PLAN_RUN_VISITS */
-    bool prefetched;            /* UPDATE: its state arrived by FETCH nodes at the END of the previous period (see `for_next`) */
+    bool prefetched;            /* UPDATE: its state arrived by FETCH nodes at the END of the
+                                 * previous period (see `for_next`) */
     bool for_next;              /* FETCH at the end of a period, for the UPDATE of the next one */
     bool demand;                /* FETCH that a visit waits for (not far ahead): higher I/O class */
     uint32_t block, chunk;      /* PLAN_NO: none */
-    uint32_t visit;             /* VISIT: index in visits; FETCH/COPY_IN of parameters: the first visit they serve; else PLAN_NO */
+    uint32_t visit;             /* VISIT: index in visits; FETCH/COPY_IN of parameters: the first
+                                 * visit they serve; else PLAN_NO */
     uint32_t slot, src_slot;    /* PLAN_NO: none / host home */
-    uint64_t slot_offset_bytes; /* where inside `slot` (a chunk inside its block's slot; a state inside an update slot) */
-    uint64_t src_offset_bytes;  /* the same inside src_slot (or inside the accumulator slot for GRAD_CAST) */
+    uint64_t slot_offset_bytes; /* where inside `slot` (a chunk inside its block's slot; a state
+                                 * inside an update slot) */
+    uint64_t src_offset_bytes;  /* the same inside src_slot (or inside the accumulator slot for
+                                 * GRAD_CAST) */
     uint64_t bytes;             /* moved */
     uint32_t first_dep, n_deps; /* into plan->deps */
     uint32_t first_succ, n_succ;/* into plan->succs */
@@ -132,14 +166,16 @@ struct plan_node {
 struct plan_visit {
     uint32_t place, block, micro;
     uint8_t dir, act;
-    bool first_of_block, last_of_block; /* backward: first zeroes the accumulator; after the last the gradient is final */
+    bool first_of_block, last_of_block; /* backward: first zeroes the accumulator; after the last
+                                         * the gradient is final */
     bool recompute;             /* backward: the full set must be recomputed from the boundary */
     uint32_t node;
     uint32_t param_slot;        /* PLAN_NO: in place at the host home */
     uint32_t acc_slot;          /* backward; PLAN_NO: frozen */
     uint32_t in_slot, out_slot; /* boundary read / boundary written (forward) */
     uint32_t full_slot;
-    uint32_t flow_slot;         /* backward: gradient of the boundary, in: of the output, out: of the input, same place. Boundaries differ in size: the largest */
+    uint32_t flow_slot;         /* backward: gradient of the boundary, in: of the output, out: of
+                                 * the input, same place. Boundaries differ in size: the largest */
     double flops;
 };
 
@@ -149,27 +185,37 @@ struct plan {
     struct plan_visit *visits; uint32_t n_visits;
     uint32_t *deps; uint32_t n_deps;
     uint32_t *succs;
-    uint64_t peak_bytes[PLAN_ARENA_N];         /* highest end of any slot: what the arena must hold */
+    uint64_t peak_bytes[PLAN_ARENA_N];         /* highest end of any slot: what the arena must
+                                                * hold */
     uint64_t bytes[PLAN_RESOURCE_N];           /* moved per period */
-    uint64_t param_fetch_bytes;                /* parameters brought to the device or the cache per period */
+    uint64_t param_fetch_bytes;                /* parameters brought to the device or the cache per
+                                                * period */
     double flops;
 };
 
-/* Inside an update slot: PARAM at 0, then OPT, then GRAD, each padded to 4096; a state whose home is host takes no room. */
+/* Inside an update slot: PARAM at 0, then OPT, then GRAD, each padded to 4096; a state whose home
+ * is host takes no room. */
 uint64_t plan_update_offset(const struct plan_chunk_in *c, enum chunk_state s);
 uint64_t plan_update_bytes(const struct plan_chunk_in *c);
 
-/* Builds. STK_ERR_NOMEM: an arena is too small: the sentence names arena, block and the bytes it lacks; *short_arena (may be NULL) says which. Whatever cannot be prefetched
- * as early as asked is fetched later; only what cannot be placed at all is an error. */
-stk_status plan_build(const struct plan_input *in, struct plan **out, enum plan_arena *short_arena, struct stk_error *err);
+/* Builds. STK_ERR_NOMEM: an arena is too small: the sentence names arena, block and the bytes it
+ * lacks; *short_arena (may be NULL) says which. Whatever cannot be prefetched as early as asked is
+ * fetched later; only what cannot be placed at all is an error. */
+stk_status plan_build(const struct plan_input *in, struct plan **out, enum plan_arena *short_arena,
+                      struct stk_error *err);
 void plan_free(struct plan *p);
-/* The least bytes each arena needs for a plan to exist (prefetch 0, no caching), and what is useful at most (beyond it nothing gets better). */
-stk_status plan_needs(const struct plan_input *in, uint64_t least[PLAN_ARENA_N], uint64_t useful[PLAN_ARENA_N], struct stk_error *err);
+/* The least bytes each arena needs for a plan to exist (prefetch 0, no caching), and what is useful
+ * at most (beyond it nothing gets better). */
+stk_status plan_needs(const struct plan_input *in, uint64_t least[PLAN_ARENA_N],
+                      uint64_t useful[PLAN_ARENA_N], struct stk_error *err);
 
-/* Proves, from the input and the nodes alone (not from how they were built): dependencies point backwards; every visit's parameters, boundary, full set and accumulator were
- * written by a node it depends on (transitively) and not overwritten since; every version of every state moves from home to use to home, none lost, no two
- * writers without order; slots that share bytes are ordered; slots lie inside the arenas; the norm follows every cast; every trainable chunk is updated
- * exactly once; fetch of a parameter follows its write-back; bytes per resource add up. STK_ERR_STATE names the node. */
+/* Proves, from the input and the nodes alone (not from how they were built): dependencies point
+ * backwards; every visit's parameters, boundary, full set and accumulator were written by a node it
+ * depends on (transitively) and not overwritten since; every version of every state moves from home
+ * to use to home, none lost, no two writers without order; slots that share bytes are ordered;
+ * slots lie inside the arenas; the norm follows every cast; every trainable chunk is updated
+ * exactly once; fetch of a parameter follows its write-back; bytes per resource add up.
+ * STK_ERR_STATE names the node. */
 stk_status plan_check(const struct plan_input *in, const struct plan *p, struct stk_error *err);
 
 /* One line a node, stable: for diffs. */

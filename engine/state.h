@@ -1,4 +1,5 @@
-/* engine/state.h - the staged chunk, shared by state.c and checkpoint.c. Application's thread, between runs. */
+/* engine/state.h - the staged chunk, shared by state.c and checkpoint.c. Application's thread,
+ * between runs. */
 #ifndef ENGINE_STATE_H
 #define ENGINE_STATE_H
 
@@ -28,7 +29,11 @@ struct state_view {
     uint16_t *grad;                 /* arrays of states that were not asked for are not valid */
 };
 
-enum { STATE_PARAM = 1u << CHUNK_PARAM, STATE_OPT = 1u << CHUNK_OPT, STATE_GRAD = 1u << CHUNK_GRAD };
+enum {
+    STATE_PARAM = 1u << CHUNK_PARAM,
+    STATE_OPT = 1u << CHUNK_OPT,
+    STATE_GRAD = 1u << CHUNK_GRAD
+};
 /* [waits] Brings the states of `want` of a chunk into reach. */
 stk_status state_stage(stk_engine *e, uint32_t chunk, uint32_t want, struct state_view *v);
 stk_status state_stage_fresh(stk_engine *e, uint32_t chunk, struct state_view *v);
@@ -37,7 +42,9 @@ stk_status state_fetch_param(stk_engine *e, uint32_t chunk, void *buf);
 void state_touch(stk_engine *e);          /* the staged chunk was changed */
 stk_status state_unstage(stk_engine *e);  /* [waits] writes it home if changed, forgets it */
 /* fp32 master of elements [at, at + n) of the chunk. */
-void state_master_get(const stk_engine *e, const struct state_view *v, uint32_t at, uint32_t n, float *out);
-void state_master_set(const stk_engine *e, const struct state_view *v, uint32_t at, uint32_t n, const float *in);
+void state_master_get(const stk_engine *e, const struct state_view *v, uint32_t at, uint32_t n,
+                      float *out);
+void state_master_set(const stk_engine *e, const struct state_view *v, uint32_t at, uint32_t n,
+                      const float *in);
 
 #endif

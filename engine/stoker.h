@@ -1,32 +1,44 @@
-/* stoker.h - train models larger than the accelerator. This header is the manual; it is the only installed one.
+/* stoker.h - train models larger than the accelerator. This header is the manual; it is the only
+ * installed one.
  *
- * WHAT IT DOES. You describe your model as BLOCKS of tensors and the order in which they are used. stoker keeps the 16-bit parameters and the fp32 state of
- * Adam where you say (device cache, host memory, NVMe), brings each block to you just before you compute with it (a VISIT), takes your gradients, clips by
- * global norm, updates, and checkpoints. You do the math. Results do not depend on where anything is kept.
+ * WHAT IT DOES. You describe your model as BLOCKS of tensors and the order in which they are used.
+ * stoker keeps the 16-bit parameters and the fp32 state of Adam where you say (device cache, host
+ * memory, NVMe), brings each block to you just before you compute with it (a VISIT), takes your
+ * gradients, clips by global norm, updates, and checkpoints. You do the math. Results do not depend
+ * on where anything is kept.
  *
  * A RUN
  *     stk_config c;  stk_config_init(&c, sizeof c);  c.nvme[0] = "/mnt/fast"; ...        configure
  *     stk_open(&c, &e);
  *     stk_block(e, "layer.0", tensors, n, &id); ...                                       describe
  *     stk_order(e, places, n_places);
- *     stk_reserve(e, STK_ON_DEVICE, "inputs", bytes, &h);                                 your own memory, counted with ours
- *     stk_seal(e);                        everything is reserved here, or refused with numbers and the option that would help
+ *     stk_reserve(e, STK_ON_DEVICE, "inputs", bytes, &h);                                 your own
+ *             memory, counted with ours
+ *     stk_seal(e);                        everything is reserved here, or refused with numbers and
+ *             the option that would help
  *     stk_tensor_write(e, tensor, ...);   fill parameters   (or stk_restore)
  *     for each step:
  *         stk_step_begin(e, &step);
- *         while (stk_next(e, &v) == STK_OK) { ... queue or do your math with v's pointers ...; stk_done(e, &v); }
- *         stk_step_end(e, &stats);        norm known; the update runs now (serial) or under the next step's forward (chase)
+ *         while (stk_next(e, &v) == STK_OK) { ... queue or do your math with v's pointers ...;
+ *                 stk_done(e, &v); }
+ *         stk_step_end(e, &stats);        norm known; the update runs now (serial) or under the
+ *                 next step's forward (chase)
  *     stk_save(e, dir, ...);  stk_flush(e);  stk_close(e);
  *
- * A client that keeps its own order (config.own_order) calls stk_acquire / stk_release between step_begin and step_end instead. The order is recorded in the
- * first step and planned from the second on; a departure is served on demand, counted, reported, never wrong.
+ * A client that keeps its own order (config.own_order) calls stk_acquire / stk_release between
+ * step_begin and step_end instead. The order is recorded in the first step and planned from the
+ * second on; a departure is served on demand, counted, reported, never wrong.
  *
- * ERRORS. Every call returns a stk_status; stk_error_text(e) is one sentence: what, where, what was expected, what to do. The library never prints, exits or aborts
- * for an operating error. After STK_ERR_IO, _CORRUPT, _DEVICE or _STALLED in a step the engine is FAILED: only stk_close and the reading calls of stats are allowed;
- * resume from a checkpoint. After a refused call (_CONFIG, _STATE, _NOMEM before seal) everything is as before it.
+ * ERRORS. Every call returns a stk_status; stk_error_text(e) is one sentence: what, where, what was
+ * expected, what to do. The library never prints, exits or aborts for an operating error. After
+ * STK_ERR_IO, _CORRUPT, _DEVICE or _STALLED in a step the engine is FAILED: only stk_close and the
+ * reading calls of stats are allowed; resume from a checkpoint. After a refused call (_CONFIG,
+ * _STATE, _NOMEM before seal) everything is as before it.
  *
- * THREADS. One engine belongs to one application thread. Several engines may live in one process. Calls that wait are marked [waits].
- * UNITS. Bytes unless a name says otherwise; lengths of tensors in elements. Pointers given to the library are borrowed until the call returns unless marked. */
+ * THREADS. One engine belongs to one application thread. Several engines may live in one process.
+ * Calls that wait are marked [waits].
+ * UNITS. Bytes unless a name says otherwise; lengths of tensors in elements. Pointers given to the
+ * library are borrowed until the call returns unless marked. */
 #ifndef STOKER_H
 #define STOKER_H
 
@@ -68,7 +80,7 @@ typedef struct stk_engine stk_engine;
 struct dev;        /* gpu/device.h, for clients built with stoker that use its operations */
 struct dev_stream;
 
-/* --- configuration --------------------------------------------------------------------------------------------------------------- */
+/* --- configuration ---------------------------------------------------------------------------- */
 
 typedef enum { STK_TIER_AUTO, STK_TIER_DEVICE, STK_TIER_HOST, STK_TIER_NVME } stk_tier;
 typedef enum { STK_ACT_AUTO, STK_ACT_KEEP, STK_ACT_RECOMPUTE, STK_ACT_HOST } stk_act;
@@ -78,7 +90,12 @@ typedef enum { STK_BF16, STK_FP16, STK_F32 } stk_dtype;
 typedef enum { STK_ADAMW, STK_ADAM /* L2 */ } stk_optimizer;
 typedef enum { STK_DEVICE_HOST, STK_DEVICE_HOST_DISCRETE, STK_DEVICE_SIM } stk_device_kind;
 typedef enum { STK_MATMUL_AUTO, STK_MATMUL_F32, STK_MATMUL_BF16 } stk_matmul;
-typedef enum { STK_STORAGE_AUTO, STK_STORAGE_URING, STK_STORAGE_POSIX, STK_STORAGE_SIM } stk_storage;
+typedef enum {
+    STK_STORAGE_AUTO,
+    STK_STORAGE_URING,
+    STK_STORAGE_POSIX,
+    STK_STORAGE_SIM
+} stk_storage;
 
 #define STK_NVME_MAX 16
 
@@ -86,9 +103,12 @@ typedef struct stk_config {
     size_t size;                  /* set by stk_config_init; lets later versions add fields */
     stk_device_kind device;
     uint64_t device_memory;       /* cap; 0: what is free (host in place: none) */
-    uint64_t host_memory;         /* cap on everything this process holds in host memory; 0: the smaller of cgroup limit and free memory */
-    const char *nvme[STK_NVME_MAX]; /* folders for swapped state; NULL ends. Borrowed until stk_open returns */
-    stk_tier params;              /* AUTO, DEVICE (host home, all cached on the device), HOST, NVME */
+    uint64_t host_memory;         /* cap on everything this process holds in host memory; 0: the
+                                   * smaller of cgroup limit and free memory */
+    const char *nvme[STK_NVME_MAX]; /* folders for swapped state; NULL ends. Borrowed until stk_open
+                                     * returns */
+    stk_tier params;              /* AUTO, DEVICE (host home, all cached on the device), HOST,
+                                   * NVME */
     stk_tier optimizer_state;     /* AUTO, HOST, NVME */
     stk_tier grads;               /* AUTO, HOST, NVME */
     stk_act activations;
@@ -105,31 +125,40 @@ typedef struct stk_config {
     stk_storage storage;
     bool simulate;                /* execution: one thread, seeded order, virtual clock */
     uint64_t seed;                /* of the simulation */
-    const void *sim_disk;         /* struct io_sim_cfg (nvme/io_sim.h) with STK_STORAGE_SIM; borrowed until stk_close */
+    const void *sim_disk;         /* struct io_sim_cfg (nvme/io_sim.h) with STK_STORAGE_SIM;
+                                   * borrowed until stk_close */
     const void *sim_model;        /* struct dev_model (gpu/device.h) with STK_DEVICE_SIM, or NULL */
-    uint32_t chunk_elems;         /* 0: 524288. A multiple of 64. Part of the numerics (order of the norm's sums) */
+    uint32_t chunk_elems;         /* 0: 524288. A multiple of 64. Part of the numerics (order of the
+                                   * norm's sums) */
     double loss_scale;            /* fp16: first value; 0: 65536 */
     uint32_t loss_scale_window;   /* fp16: steps without overflow before it doubles; 0: 1000 */
     uint32_t skip_limit;          /* stop after so many skipped steps in a row; 0: 50 */
-    const char *client_numerics;  /* what of the client's arithmetic belongs to the numerics key ("act=bf16;..."); copied */
+    const char *client_numerics;  /* what of the client's arithmetic belongs to the numerics key
+                                   * ("act=bf16;..."); copied */
     bool own_order;
-    uint32_t own_visits_max, own_held_max; /* own order: most visits in a step, most blocks held at once */
+    uint32_t own_visits_max, own_held_max; /* own order: most visits in a step, most blocks held at
+                                            * once */
     bool poison;                  /* tests: fresh device memory is NaN */
-    uint64_t stall_ns;            /* longest wait without any progress before STK_ERR_STALLED; 0: 120 s. Simulation: virtual time */
+    uint64_t stall_ns;            /* longest wait without any progress before STK_ERR_STALLED; 0:
+                                   * 120 s. Simulation: virtual time */
 } stk_config;
 
-/* Fills defaults: host, auto everywhere, adamw 0.9 0.999 1e-8 0.01, clip 1.0, one micro-batch, bf16. `size`: sizeof(stk_config) of the caller. */
+/* Fills defaults: host, auto everywhere, adamw 0.9 0.999 1e-8 0.01, clip 1.0, one micro-batch,
+ * bf16. `size`: sizeof(stk_config) of the caller. */
 void stk_config_init(stk_config *c, size_t size);
 
-/* Opens the device and reads the machine; reserves nothing large. On error *out still is an engine that holds the sentence (stk_error_text, then stk_close) unless memory for
- * it was missing (NULL). */
+/* Opens the device and reads the machine; reserves nothing large. On error *out still is an engine
+ * that holds the sentence (stk_error_text, then stk_close) unless memory for it was missing
+ * (NULL). */
 stk_status stk_open(const stk_config *c, stk_engine **out);
-/* [waits] Ends work in flight, removes the run's swap files, frees. A pending update is NOT run (stk_flush does). NULL allowed. */
+/* [waits] Ends work in flight, removes the run's swap files, frees. A pending update is NOT run
+ * (stk_flush does). NULL allowed. */
 void stk_close(stk_engine *e);
-const char *stk_error_text(const stk_engine *e); /* of the last failed call; "" if none; valid until the next call */
+const char *stk_error_text(const stk_engine *e); /* of the last failed call; "" if none; valid until
+                                                  * the next call */
 const char *stk_status_name(stk_status s);
 
-/* --- description, before stk_seal ---------------------------------------------------------------------------------------------------- */
+/* --- description, before stk_seal ------------------------------------------------------------- */
 
 typedef struct stk_tensor_desc {
     const char *name;             /* unique; copied */
@@ -138,16 +167,22 @@ typedef struct stk_tensor_desc {
     bool no_decay;                /* weight decay does not apply */
 } stk_tensor_desc;
 
-/* A block: tensors used together. Their ids are dense over the engine in order of description: *first_tensor, +1, ... */
-stk_status stk_block(stk_engine *e, const char *name, const stk_tensor_desc *tensors, uint32_t n, uint32_t *block, uint32_t *first_tensor);
+/* A block: tensors used together. Their ids are dense over the engine in order of description:
+ * *first_tensor, +1, ... */
+stk_status stk_block(stk_engine *e, const char *name, const stk_tensor_desc *tensors, uint32_t n,
+                     uint32_t *block, uint32_t *first_tensor);
 
-/* One position of the forward order. A block may stand at two (tied embedding and head): its gradient is final after the backward visits of its first position, which
- * run after those of all later positions for all micro-batches, in both accumulation orders. */
+/* One position of the forward order. A block may stand at two (tied embedding and head): its
+ * gradient is final after the backward visits of its first position, which run after those of all
+ * later positions for all micro-batches, in both accumulation orders. */
 typedef struct stk_place {
     uint32_t block;
-    bool fused;                   /* training has no forward visit here: the backward visit does both (loss) */
-    uint64_t in_bytes;            /* boundary activation this position reads, per micro-batch (0: none). It is the output of the position before */
-    uint64_t full_bytes;          /* what a forward visit leaves for its backward, beside the boundary */
+    bool fused;                   /* training has no forward visit here: the backward visit does
+                                   * both (loss) */
+    uint64_t in_bytes;            /* boundary activation this position reads, per micro-batch (0:
+                                   * none). It is the output of the position before */
+    uint64_t full_bytes;          /* what a forward visit leaves for its backward, beside the
+                                   * boundary */
     double flops;                 /* of a forward visit */
 } stk_place;
 stk_status stk_order(stk_engine *e, const stk_place *places, uint32_t n);
@@ -156,32 +191,48 @@ stk_status stk_order(stk_engine *e, const stk_place *places, uint32_t n);
 stk_status stk_workspace(stk_engine *e, uint64_t size_bytes);
 typedef enum { STK_ON_DEVICE, STK_ON_HOST } stk_where;
 /* The client's own memory, reserved at seal and counted under `owner`. */
-stk_status stk_reserve(stk_engine *e, stk_where where, const char *owner, uint64_t size_bytes, uint32_t *handle);
+stk_status stk_reserve(stk_engine *e, stk_where where, const char *owner, uint64_t size_bytes,
+                       uint32_t *handle);
 void *stk_reserved(stk_engine *e, uint32_t handle); /* after seal */
 
-/* Plans, checks the plan, checks every budget and disk, reserves everything. [waits] `dry`: reserve nothing, only plan and fill the table. Refusals within a
- * second or two, before anything is written: STK_ERR_NOMEM or _NOSPACE with the numbers, the largest owner and the option that shrinks it. */
+/* Plans, checks the plan, checks every budget and disk, reserves everything. [waits] `dry`: reserve
+ * nothing, only plan and fill the table. Refusals within a second or two, before anything is
+ * written: STK_ERR_NOMEM or _NOSPACE with the numbers, the largest owner and the option that
+ * shrinks it. */
 stk_status stk_seal(stk_engine *e, bool dry);
 
 /* The table of bytes by tier and owner. tier: "host", "device", "nvme". False: no row i. */
-bool stk_table(const stk_engine *e, uint32_t i, const char **tier, const char **owner, uint64_t *size_bytes);
-/* One line each: device, storage, tiers chosen by auto and why, numerics, leftovers removed. False: no line i. */
+bool stk_table(const stk_engine *e, uint32_t i, const char **tier, const char **owner,
+               uint64_t *size_bytes);
+/* One line each: device, storage, tiers chosen by auto and why, numerics, leftovers removed. False:
+ * no line i. */
 bool stk_note(const stk_engine *e, uint32_t i, const char **line);
-/* The numerics key: runs with the same key and inputs give the same bits on any placement. Valid until stk_close. */
+/* The numerics key: runs with the same key and inputs give the same bits on any placement. Valid
+ * until stk_close. */
 const char *stk_numerics(const stk_engine *e);
 /* Plan of a training step as text or as a Chrome/Perfetto trace, to a file. */
 stk_status stk_plan_write(stk_engine *e, const char *path, bool trace);
 
-/* --- parameters and state ---------------------------------------------------------------------------------------------------------------- */
+/* --- parameters and state --------------------------------------------------------------------- */
 
-typedef enum { STK_READ_PARAM /* the 16-bit value */, STK_READ_MASTER, STK_READ_EXP_AVG, STK_READ_EXP_AVG_SQ, STK_READ_GRAD /* of the step that just ended, before its
-               update; without the loss scale, before clipping */ } stk_what;
-/* [waits] Sets n elements of a parameter's master from `data` of dtype; moments become zero. Between steps only. Fast when called in ascending order. */
-stk_status stk_tensor_write(stk_engine *e, uint32_t tensor, uint64_t first, uint64_t n, const void *data, stk_dtype dtype);
-/* [waits] Reads n elements as dtype `dtype` (exact: PARAM as the 16-bit dtype or F32, the others as F32). Runs a pending update first, except for GRAD. */
-stk_status stk_tensor_read(stk_engine *e, uint32_t tensor, stk_what what, uint64_t first, uint64_t n, void *data, stk_dtype dtype);
+typedef enum {
+    STK_READ_PARAM /* the 16-bit value */,
+    STK_READ_MASTER,
+    STK_READ_EXP_AVG,
+    STK_READ_EXP_AVG_SQ,
+    STK_READ_GRAD /* of the step that just ended, before its
+               update; without the loss scale, before clipping */
+} stk_what;
+/* [waits] Sets n elements of a parameter's master from `data` of dtype; moments become zero.
+ * Between steps only. Fast when called in ascending order. */
+stk_status stk_tensor_write(stk_engine *e, uint32_t tensor, uint64_t first, uint64_t n,
+                            const void *data, stk_dtype dtype);
+/* [waits] Reads n elements as dtype `dtype` (exact: PARAM as the 16-bit dtype or F32, the others as
+ * F32). Runs a pending update first, except for GRAD. */
+stk_status stk_tensor_read(stk_engine *e, uint32_t tensor, stk_what what, uint64_t first,
+                           uint64_t n, void *data, stk_dtype dtype);
 
-/* --- steps ----------------------------------------------------------------------------------------------------------------------------------- */
+/* --- steps ------------------------------------------------------------------------------------ */
 
 typedef enum { STK_FORWARD, STK_BACKWARD } stk_dir;
 
@@ -191,12 +242,15 @@ typedef struct stk_visit {
     bool eval;                    /* no backward will follow */
     bool recompute;               /* backward: fill `full` from `in` first */
     bool first_of_block, last_of_block; /* of this pass and direction */
-    const void *param;            /* the block's 16-bit vector; tensor k begins at stk_tensor_offset elements */
-    float *grad;                  /* backward: fp32 accumulator, same offsets; add to it. NULL: nothing trainable */
+    const void *param;            /* the block's 16-bit vector; tensor k begins at stk_tensor_offset
+                                   * elements */
+    float *grad;                  /* backward: fp32 accumulator, same offsets; add to it. NULL:
+                                   * nothing trainable */
     const void *in;               /* boundary activation, NULL at a position without */
     void *out;                    /* forward: the next position's boundary; NULL at the last */
     void *full;                   /* forward: write; backward: read (or recompute) */
-    void *flow;                   /* backward: in: gradient of the output; out: gradient of the input, same place. At the last position: only out */
+    void *flow;                   /* backward: in: gradient of the output; out: gradient of the
+                                   * input, same place. At the last position: only out */
     void *workspace;
     uint64_t workspace_bytes;
     struct dev_stream *stream;    /* queue your operations here */
@@ -204,16 +258,22 @@ typedef struct stk_visit {
     uint64_t priv[4];
 } stk_visit;
 
-/* Elements from the start of its block's vector to this tensor. Trainable tensors come first, so for them it is the offset in `grad` too. */
+/* Elements from the start of its block's vector to this tensor. Trainable tensors come first, so
+ * for them it is the offset in `grad` too. */
 uint64_t stk_tensor_offset(const stk_engine *e, uint32_t tensor);
 
 typedef struct stk_step { double lr; } stk_step; /* lr: of this step's update */
 
-typedef struct stk_exposed { uint64_t nvme_ns, copy_ns, update_ns, gather_ns, queue_ns /* the compute stream's queue was full */; } stk_exposed;
+typedef struct stk_exposed {
+    uint64_t nvme_ns, copy_ns, update_ns, gather_ns,
+        queue_ns /* the compute stream's queue was full */;
+} stk_exposed;
 typedef struct stk_step_stats {
     uint64_t step;                /* steps begun so far, 1 for the first */
-    uint64_t updates;             /* steps that were (or will be) applied: skipped ones do not count */
-    double grad_norm;             /* global, before clipping, without the loss scale. NaN or infinite: the step was skipped */
+    uint64_t updates;             /* steps that were (or will be) applied: skipped ones do not
+                                   * count */
+    double grad_norm;             /* global, before clipping, without the loss scale. NaN or
+                                   * infinite: the step was skipped */
     double clip_factor;           /* in (0, 1] */
     double loss_scale;            /* used in this step */
     bool skipped;
@@ -230,48 +290,63 @@ stk_status stk_step_begin(stk_engine *e, const stk_step *s);
 stk_status stk_next(stk_engine *e, stk_visit *v);
 /* All work of the visit is queued on v->stream (or done). */
 stk_status stk_done(stk_engine *e, const stk_visit *v);
-/* [waits] Backward ends, the norm is known; decides clip factor or skip. STK_ERR_NONFINITE after skip_limit skips in a row (state intact). stats may be NULL. */
+/* [waits] Backward ends, the norm is known; decides clip factor or skip. STK_ERR_NONFINITE after
+ * skip_limit skips in a row (state intact). stats may be NULL. */
 stk_status stk_step_end(stk_engine *e, stk_step_stats *stats);
 /* [waits] Runs the pending update completely. No effect without one. */
 stk_status stk_flush(stk_engine *e);
-/* An evaluation pass over config.micro_batches micro-batches: flush, then forward visits by stk_next/stk_done, then stk_eval_end [waits]. */
+/* An evaluation pass over config.micro_batches micro-batches: flush, then forward visits by
+ * stk_next/stk_done, then stk_eval_end [waits]. */
 stk_status stk_eval_begin(stk_engine *e);
 stk_status stk_eval_end(stk_engine *e);
 
-/* Own order. [waits] `micro`: which micro-batch. At most own_held_max at once (STK_ERR_STATE beyond, state intact). Host devices without stream work: data is there on return. */
+/* Own order. [waits] `micro`: which micro-batch. At most own_held_max at once (STK_ERR_STATE
+ * beyond, state intact). Host devices without stream work: data is there on return. */
 stk_status stk_acquire(stk_engine *e, uint32_t block, stk_dir dir, uint32_t micro, stk_visit *v);
 stk_status stk_release(stk_engine *e, const stk_visit *v);
-/* acc += n elements at `first` of the tensor's gradient, for clients that own their gradients. Between step_begin and step_end. The pointer is host memory. */
-stk_status stk_grad_add(stk_engine *e, uint32_t tensor, uint64_t first, uint64_t n, const void *data, stk_dtype dtype);
+/* acc += n elements at `first` of the tensor's gradient, for clients that own their gradients.
+ * Between step_begin and step_end. The pointer is host memory. */
+stk_status stk_grad_add(stk_engine *e, uint32_t tensor, uint64_t first, uint64_t n,
+                        const void *data, stk_dtype dtype);
 
-/* --- checkpoints --------------------------------------------------------------------------------------------------------------------------------- */
+/* --- checkpoints ------------------------------------------------------------------------------ */
 
-/* [waits] Complete copy in `dir`/step-<updates padded to 8>: formats/manifest.h. Written beside, then renamed; what was there before stays valid on any error, and the
- * engine goes on (STK_ERR_NOSPACE, _IO). `client_json`: an object kept in the manifest (may be NULL). `keep`: newest so many are kept, 0: all. */
+/* [waits] Complete copy in `dir`/step-<updates padded to 8>: formats/manifest.h. Written beside,
+ * then renamed; what was there before stays valid on any error, and the engine goes on
+ * (STK_ERR_NOSPACE, _IO). `client_json`: an object kept in the manifest (may be NULL). `keep`:
+ * newest so many are kept, 0: all. */
 stk_status stk_save(stk_engine *e, const char *dir, const char *client_json, uint32_t keep);
 /* Bytes one checkpoint takes. */
 uint64_t stk_save_bytes(const stk_engine *e);
-/* [waits] After seal, instead of filling. `path`: one checkpoint folder. Tensor names, sizes, dtype and numerics key must agree (STK_ERR_CONFIG names the difference; `any_numerics` goes on
- * with another key). *client_json: allocated, free with stk_free. On error nothing of the engine's state is to be used: close it. */
+/* [waits] After seal, instead of filling. `path`: one checkpoint folder. Tensor names, sizes, dtype
+ * and numerics key must agree (STK_ERR_CONFIG names the difference; `any_numerics` goes on with
+ * another key). *client_json: allocated, free with stk_free. On error nothing of the engine's state
+ * is to be used: close it. */
 stk_status stk_restore(stk_engine *e, const char *path, bool any_numerics, char **client_json);
 /* Newest complete checkpoint in dir: allocated path, or STK_END. Needs no engine. */
 stk_status stk_newest_checkpoint(const char *dir, char **path, uint64_t *step);
 void stk_free(void *p);
 
-/* --- for clients that use stoker's operations ------------------------------------------------------------------------------------------------------- */
+/* --- for clients that use stoker's operations ------------------------------------------------- */
 struct dev *stk_device(stk_engine *e);
 struct dev_stream *stk_compute_stream(stk_engine *e);
 /* Simulation: hash of everything that happened so far; equal for equal seeds. */
 uint64_t stk_trace_hash(const stk_engine *e);
 uint64_t stk_now_ns(const stk_engine *e); /* the engine's clock: real, or virtual in simulation */
 
-/* --- Adam alone: no engine ----------------------------------------------------------------------------------------------------------------------------- */
-/* One step over caller's fp32 buffers, OpenMP threads (0: all); t: 1 for the first step. lr etc. in double. Bit-equal on every machine and thread count. */
-stk_status stk_adam_f32(float *param, float *exp_avg, float *exp_avg_sq, const float *grad, uint64_t n, stk_optimizer kind, double lr, double beta1, double beta2, double eps,
-                        double weight_decay, double grad_scale, uint64_t t, uint32_t threads);
-/* The same with the split master: param bf16 and low int16 together are the fp32 master; grad bf16. 26 bytes of traffic per parameter. */
-stk_status stk_adam_bf16(uint16_t *param, int16_t *low, float *exp_avg, float *exp_avg_sq, const uint16_t *grad, uint64_t n, stk_optimizer kind, double lr, double beta1, double beta2,
-                         double eps, double weight_decay, double grad_scale, uint64_t t, uint32_t threads);
+/* --- Adam alone: no engine -------------------------------------------------------------------- */
+/* One step over caller's fp32 buffers, OpenMP threads (0: all); t: 1 for the first step. lr etc. in
+ * double. Bit-equal on every machine and thread count. */
+stk_status stk_adam_f32(float *param, float *exp_avg, float *exp_avg_sq, const float *grad,
+                        uint64_t n, stk_optimizer kind, double lr, double beta1, double beta2,
+                        double eps, double weight_decay, double grad_scale, uint64_t t,
+                        uint32_t threads);
+/* The same with the split master: param bf16 and low int16 together are the fp32 master; grad bf16.
+ * 26 bytes of traffic per parameter. */
+stk_status stk_adam_bf16(uint16_t *param, int16_t *low, float *exp_avg, float *exp_avg_sq,
+                         const uint16_t *grad, uint64_t n, stk_optimizer kind, double lr,
+                         double beta1, double beta2, double eps, double weight_decay,
+                         double grad_scale, uint64_t t, uint32_t threads);
 
 #ifdef __cplusplus
 }

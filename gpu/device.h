@@ -1,26 +1,32 @@
-/* gpu/device.h - what the engine and the trainer may ask of a device: memory, streams, copies, completion. gpu/ops.h has the
- * operations.
+/* gpu/device.h - what the engine and the trainer may ask of a device: memory, streams, copies,
+ * completion. gpu/ops.h has the operations.
  *
  * BACKENDS
- *   host           always built: operations run on this machine's cores (oneDNN, OpenMP); reads host memory in place
- *   host:discrete  the same, but with a memory of its own (a capped arena): operands of operations must lie in it (checked), copies are
- *                  real. What a GPU has, on a laptop: the tests and the demo run so
- *   sim            host:discrete's numerics with modelled time (needs the simulation backend of base/exec.h)
+ *   host           always built: operations run on this machine's cores (oneDNN, OpenMP); reads
+ *                  host memory in place
+ *   host:discrete  the same, but with a memory of its own (a capped arena): operands of operations
+ *                  must lie in it (checked), copies are real. What a GPU has, on a laptop: the
+ *                          tests and the demo run so
+ *   sim            host:discrete's numerics with modelled time (needs the simulation backend of
+ *                  base/exec.h)
  *   cuda           (its own issue)
  *
- * STREAMS. A stream runs what is queued in order, LATER: a call returns when the work is queued, never when it is done. Streams
- * are lanes of base/exec.h. Each has a bounded queue: when it is full the application's thread waits for room, a lane gets
- * STK_BUSY (lanes queue only on streams of their own, whose depth they account for).
+ * STREAMS. A stream runs what is queued in order, LATER: a call returns when the work is queued,
+ * never when it is done. Streams are lanes of base/exec.h. Each has a bounded queue: when it is
+ * full the application's thread waits for room, a lane gets STK_BUSY (lanes queue only on streams
+ * of their own, whose depth they account for).
  *
- * ERRORS of queued work are sticky: the first one is kept on the device (dev_status), later work of every stream is skipped, but
- * notifications still fire, so nobody waits for ever.
+ * ERRORS of queued work are sticky: the first one is kept on the device (dev_status), later work of
+ * every stream is skipped, but notifications still fire, so nobody waits for ever.
  *
- * POINTERS. Device memory is addressed by plain `void *` that only device operations may follow (on the host device they happen to
- * be ordinary pointers; code that follows one fails on host:discrete's checks or on a GPU).
+ * POINTERS. Device memory is addressed by plain `void *` that only device operations may follow (on
+ * the host device they happen to be ordinary pointers; code that follows one fails on
+ * host:discrete's checks or on a GPU).
  *
- * PREPARE MODE. Between dev_prepare_begin and dev_prepare_end, operations queue nothing: they check shapes, make what they need
- * (oneDNN primitives, tuned choices) and report scratch. The client runs its visits once in this mode with NULL pointers, so that after
- * `seal` nothing is allocated, and the workspace it must declare is measured by the code that will use it. */
+ * PREPARE MODE. Between dev_prepare_begin and dev_prepare_end, operations queue nothing: they check
+ * shapes, make what they need (oneDNN primitives, tuned choices) and report scratch. The client
+ * runs its visits once in this mode with NULL pointers, so that after `seal` nothing is allocated,
+ * and the workspace it must declare is measured by the code that will use it. */
 #ifndef GPU_DEVICE_H
 #define GPU_DEVICE_H
 
@@ -31,7 +37,11 @@ struct dev;
 struct dev_stream;
 
 enum dev_kind { DEV_HOST, DEV_HOST_DISCRETE, DEV_SIM, DEV_CUDA };
-enum dev_matmul { DEV_MATMUL_AUTO /* measured once at dev_open */, DEV_MATMUL_F32, DEV_MATMUL_BF16 };
+enum dev_matmul {
+    DEV_MATMUL_AUTO /* measured once at dev_open */,
+    DEV_MATMUL_F32,
+    DEV_MATMUL_BF16
+};
 enum dev_dir { DEV_TO_DEVICE, DEV_TO_HOST, DEV_ON_DEVICE };
 
 struct dev_model { /* of DEV_SIM: rates of the machine one does not own */
@@ -46,54 +56,65 @@ struct dev_cfg {
     uint32_t compute_threads;   /* host kinds: OpenMP threads of operations; 0: cpu_count */
     enum dev_matmul matmul;
     uint64_t seed;              /* discrete: poison pattern of fresh memory (NaNs) */
-    bool poison;                /* fill the arena with NaN patterns at start (tests; on for discrete in debug) */
+    bool poison;                /* fill the arena with NaN patterns at start (tests; on for discrete
+                                 * in debug) */
     const struct dev_model *model; /* DEV_SIM; NULL: a default */
 };
 
 struct dev_caps {
     enum dev_kind kind;
     const char *name;           /* "host", "host:discrete", ... */
-    bool host_in_place;         /* operations may read and write ordinary host memory: no copies needed */
+    bool host_in_place;         /* operations may read and write ordinary host memory: no copies
+                                 * needed */
     bool modelled_time;
     uint64_t memory_bytes;      /* capacity of the device's own memory, UINT64_MAX: the host's */
     uint32_t align_bytes;       /* of buffers: 64 on the host, 256 elsewhere */
     enum dev_matmul matmul;     /* what was chosen: F32 or BF16 */
     double matmul_flops_per_s;  /* measured at open for the chosen arithmetic (0 if not measured) */
     uint32_t compute_threads;
-    uint64_t library_bytes;     /* host memory that the device's libraries take by themselves while operations run, beyond scratch; an
+    uint64_t
+        library_bytes; /* host memory that the device's libraries take by themselves while operations run, beyond scratch; an
                                    estimate from the shapes seen in prepare mode, 0 before */
-    char numerics[160];         /* the device's part of the numerics key: "host;isa=avx512;matmul=bf16;threads=2;onednn=2.6.3;tiles=1" */
+    char numerics[160];         /* the device's part of the numerics key:
+                                 * "host;isa=avx512;matmul=bf16;threads=2;onednn=2.6.3;tiles=1" */
 };
 
 stk_status dev_open(const struct dev_cfg *cfg, struct dev **out, struct stk_error *err);
 void dev_close(struct dev *d); /* streams must be closed; NULL allowed */
 void dev_caps_read(const struct dev *d, struct dev_caps *out);
 
-/* The device's one arena: reserved once (the engine carves it). DEV_HOST in place: ordinary page-aligned host memory. STK_ERR_NOMEM with the
- * numbers when above memory_bytes. */
+/* The device's one arena: reserved once (the engine carves it). DEV_HOST in place: ordinary
+ * page-aligned host memory. STK_ERR_NOMEM with the numbers when above memory_bytes. */
 stk_status dev_reserve(struct dev *d, uint64_t size_bytes, void **out, struct stk_error *err);
-/* Host memory that copies will touch: registered (pinned) where the device wants it. No effect on host kinds. */
+/* Host memory that copies will touch: registered (pinned) where the device wants it. No effect on
+ * host kinds. */
 stk_status dev_host_register(struct dev *d, void *base, uint64_t size_bytes, struct stk_error *err);
 void dev_host_unregister(struct dev *d, void *base);
 
 /* First error of queued work, or STK_OK. Any thread. */
 stk_status dev_status(const struct dev *d, struct stk_error *err);
 
-/* depth: most queued commands; 0: 512. Application's thread. Close waits until the queue is empty. */
-stk_status dev_stream_open(struct dev *d, const char *name, uint32_t depth, struct dev_stream **out, struct stk_error *err);
+/* depth: most queued commands; 0: 512. Application's thread. Close waits until the queue is
+ * empty. */
+stk_status dev_stream_open(struct dev *d, const char *name, uint32_t depth, struct dev_stream **out,
+                           struct stk_error *err);
 void dev_stream_close(struct dev_stream *s);
 struct dev *dev_of(const struct dev_stream *s);
 /* Nanoseconds this stream spent executing (not waiting) since open. */
 uint64_t dev_stream_busy_ns(const struct dev_stream *s);
 
 /* One producer at a time per stream. */
-stk_status dev_copy(struct dev_stream *s, void *dst, const void *src, uint64_t size_bytes, enum dev_dir dir, struct stk_error *err);
+stk_status dev_copy(struct dev_stream *s, void *dst, const void *src, uint64_t size_bytes,
+                    enum dev_dir dir, struct stk_error *err);
 stk_status dev_zero(struct dev_stream *s, void *dst, uint64_t size_bytes, struct stk_error *err);
-/* Posts `task` to `lane` (or sets `ev` if given) when everything queued before is done. The caller keeps task/event until then. */
-stk_status dev_notify(struct dev_stream *s, struct exec_lane *lane, struct exec_task *task, struct exec_event *ev, struct stk_error *err);
+/* Posts `task` to `lane` (or sets `ev` if given) when everything queued before is done. The caller
+ * keeps task/event until then. */
+stk_status dev_notify(struct dev_stream *s, struct exec_lane *lane, struct exec_task *task,
+                      struct exec_event *ev, struct stk_error *err);
 
-/* Stream-to-stream order: `mark` is a caller-owned record; dev_mark_record queues it on one stream, dev_mark_wait makes another stream wait for the
- * latest record. A mark may be recorded again when its last waiters have passed. */
+/* Stream-to-stream order: `mark` is a caller-owned record; dev_mark_record queues it on one stream,
+ * dev_mark_wait makes another stream wait for the latest record. A mark may be recorded again when
+ * its last waiters have passed. */
 struct dev_mark { struct dev *dev; uint64_t recorded, passed; void *priv; };
 stk_status dev_mark_init(struct dev *d, struct dev_mark *m, struct stk_error *err);
 void dev_mark_free(struct dev_mark *m);

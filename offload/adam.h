@@ -1,25 +1,38 @@
-/* offload/adam.h - Adam on the CPU, one arithmetic in every variant, bit-equal among them (design section 4).
+/* offload/adam.h - Adam on the CPU, one arithmetic in every variant, bit-equal among them (design
+ * section 4).
  *
- * Kingma & Ba, "Adam: a method for stochastic optimization" (2015), algorithm 1; decoupled weight decay after Loshchilov & Hutter,
- * "Decoupled weight decay regularization" (2019). Per element, in this order, every operation rounded to fp32, `fma` where written:
+ * Kingma & Ba, "Adam: a method for stochastic optimization" (2015), algorithm 1; decoupled weight
+ * decay after Loshchilov & Hutter, "Decoupled weight decay regularization" (2019). Per element, in
+ * this order, every operation rounded to fp32, `fma` where written:
  *
- *     g  = grad * grad_scale                              (16-bit grad widened exactly; grad_scale folds clip factor and 1/loss scale)
+ *     g  = grad * grad_scale                              (16-bit grad widened exactly; grad_scale
+ *             folds clip factor and 1/loss scale)
  *     L2 (Adam):     g = fma(weight_decay, p, g)
- *     decoupled:     p = fma(decay, p, p)                 decay = (float)-(lr * weight_decay): not 1 - lr * weight_decay, which
- *                                                         fp32 holds so coarsely that lr 1e-5 with 0.01 would decay 19 % too much
+ *     decoupled:     p = fma(decay, p, p)                 decay = (float)-(lr * weight_decay): not
+ *             1 - lr * weight_decay, which
+ *                                                         fp32 holds so coarsely that lr 1e-5 with
+ *                                                                 0.01 would decay 19 % too much
  *     m  = fma(beta1, m, one_minus_beta1 * g)
  *     v  = fma(beta2, v, (one_minus_beta2 * g) * g)
- *     d  = sqrt(v) * inv_sqrt_bc2 + eps                   (as: fma(sqrt(v), inv_sqrt_bc2, eps))  sqrt correctly rounded
- *     p  = p - step_size * (m / d)                        (as: fma(-step_size, m / d, p))        division correctly rounded
+ *     d  = sqrt(v) * inv_sqrt_bc2 + eps                   (as: fma(sqrt(v), inv_sqrt_bc2, eps)) 
+ *             sqrt correctly rounded
+ *     p  = p - step_size * (m / d)                        (as: fma(-step_size, m / d, p))       
+ *             division correctly rounded
  *
- *     The L2 line is used when coef.l2 != 0, the decoupled one otherwise (decay = 0 when there is none).
- *     step_size = lr / (1 - beta1^t), inv_sqrt_bc2 = 1 / sqrt(1 - beta2^t): computed in double from the tensor's own step count t >= 1,
- *     then rounded to fp32 once. beta is the fp32-rounded beta everywhere, so that the bias corrections fit the moments.
- *     Subnormal inputs and results are zero (FTZ and DAZ on the thread, in every variant; the scalar reference runs under the same mode). A NaN or infinite gradient never gets here: the norm found it.
+ *     The L2 line is used when coef.l2 != 0, the decoupled one otherwise (decay = 0 when there is
+ *             none).
+ *     step_size = lr / (1 - beta1^t), inv_sqrt_bc2 = 1 / sqrt(1 - beta2^t): computed in double from
+ *             the tensor's own step count t >= 1,
+ *     then rounded to fp32 once. beta is the fp32-rounded beta everywhere, so that the bias
+ *             corrections fit the moments.
+ *     Subnormal inputs and results are zero (FTZ and DAZ on the thread, in every variant; the
+ *             scalar reference runs under the same mode). A NaN or infinite gradient never gets
+ *             here: the norm found it.
  *
- * bf16 mode: the fp32 master is split in (param bf16, low int16), base/numeric.h. fp16 mode: fp32 master beside an fp16 param
- * (param = nearest-even of the master). Any n >= 0, any alignment of at least 2 (param, low, grad) and 4 (moments) bytes. Index arithmetic is 64-bit.
- * Pure functions; any thread; nothing is allocated. */
+ * bf16 mode: the fp32 master is split in (param bf16, low int16), base/numeric.h. fp16 mode: fp32
+ * master beside an fp16 param (param = nearest-even of the master). Any n >= 0, any alignment of at
+ * least 2 (param, low, grad) and 4 (moments) bytes. Index arithmetic is 64-bit. Pure functions; any
+ * thread; nothing is allocated. */
 #ifndef OFFLOAD_ADAM_H
 #define OFFLOAD_ADAM_H
 
@@ -30,7 +43,8 @@ enum adam_kind { ADAM_ADAMW, ADAM_L2 };
 enum adam_layout {
     ADAM_BF16_SPLIT, /* param: uint16 bf16; low: int16; grad: bf16 */
     ADAM_FP16,       /* param: uint16 fp16 (written only); master: float; grad: fp16 */
-    ADAM_F32,        /* param: float in place; grad: float (the public stk_adam on plain fp32 buffers) */
+    ADAM_F32,        /* param: float in place; grad: float (the public stk_adam on plain fp32
+                      * buffers) */
     ADAM_LAYOUT_N
 };
 
@@ -40,10 +54,13 @@ struct adam_hyper { /* of one tensor group at one step */
 };
 
 struct adam_coef { /* what the kernels take: all fp32, made by adam_coef_make */
-    float grad_scale, beta1, one_minus_beta1, beta2, one_minus_beta2, eps, step_size, inv_sqrt_bc2, decay, l2;
+    float grad_scale, beta1, one_minus_beta1, beta2, one_minus_beta2, eps, step_size, inv_sqrt_bc2,
+        decay, l2;
 };
-/* t: the tensor's step count after this step (first step: 1). grad_scale in (0, 1] x 1/loss_scale. */
-void adam_coef_make(const struct adam_hyper *h, uint64_t t, double grad_scale, struct adam_coef *out);
+/* t: the tensor's step count after this step (first step: 1). grad_scale in (0, 1] x
+ * 1/loss_scale. */
+void adam_coef_make(const struct adam_hyper *h, uint64_t t, double grad_scale,
+                    struct adam_coef *out);
 
 struct adam_span {          /* n elements of one tensor (or part of it) */
     uint64_t n;
@@ -51,22 +68,27 @@ struct adam_span {          /* n elements of one tensor (or part of it) */
     void *low_or_master;    /* int16 low (BF16_SPLIT), float master (FP16), NULL (F32) */
     float *exp_avg, *exp_avg_sq;
     const void *grad;
-    void *param_out;        /* where the new 16-bit parameter goes; NULL: in place (`param`). May not overlap partly */
+    void *param_out;        /* where the new 16-bit parameter goes; NULL: in place (`param`). May
+                             * not overlap partly */
 };
 
 typedef void (*adam_fn)(const struct adam_span *s, const struct adam_coef *c);
 
 struct adam_kernel {
-    const char *name;       /* "avx512": the suffix of its functions, adam_bf16_split__avx512 and so on */
+    const char *name;       /* "avx512": the suffix of its functions, adam_bf16_split__avx512 and so
+                             * on */
     enum cpu_isa isa;
     adam_fn fn[ADAM_LAYOUT_N];
 };
-/* Best first, scalar reference last; name NULL ends. One list (adam_kernels.inc) makes declarations, dispatch, tests and bench. */
+/* Best first, scalar reference last; name NULL ends. One list (adam_kernels.inc) makes
+ * declarations, dispatch, tests and bench. */
 extern const struct adam_kernel adam_kernels[];
-/* The best one this processor (and STOKER_MAX_ISA) allows, or the one named (`name` NULL: best). NULL: no such kernel or not usable here. */
+/* The best one this processor (and STOKER_MAX_ISA) allows, or the one named (`name` NULL: best).
+ * NULL: no such kernel or not usable here. */
 const struct adam_kernel *adam_pick(const char *name);
 
 /* Runs one span with the thread's floating point mode set and restored. */
-void adam_run(const struct adam_kernel *k, enum adam_layout layout, const struct adam_span *s, const struct adam_coef *c);
+void adam_run(const struct adam_kernel *k, enum adam_layout layout, const struct adam_span *s,
+              const struct adam_coef *c);
 
 #endif

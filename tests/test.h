@@ -1,12 +1,15 @@
-/* tests/test.h - the small test runner: TAP on stdout, exit 0 all passed or were skipped, 1 something failed
- * (meson takes skipping from the TAP lines, and any other exit status as an error).
+/* tests/test.h - the small test runner: TAP on stdout, exit 0 all passed or were skipped, 1
+ * something failed (meson takes skipping from the TAP lines, and any other exit status as an
+ * error).
  *
- *     TEST(store_nvm_01_partial_block) { CHECK(x == 1); CHECK_OK(call(&err), &err); if (!have) SKIP("no io_uring"); }
+ *     TEST(store_nvm_01_partial_block) { CHECK(x == 1); CHECK_OK(call(&err), &err); if (!have)
+ *             SKIP("no io_uring"); }
  *     TEST_MAIN()
  *
- * A test that uses random numbers takes test_seed(): from the environment variable STK_SEED or a fixed default, printed with every
- * failure. CHECK goes on after a failure; REQUIRE leaves the test. Arguments name tests to run (substring). One .c file is one
- * executable; a test may include the .c file it tests to reach statics. */
+ * A test that uses random numbers takes test_seed(): from the environment variable STK_SEED or a
+ * fixed default, printed with every failure. CHECK goes on after a failure; REQUIRE leaves the
+ * test. Arguments name tests to run (substring). One .c file is one executable; a test may include
+ * the .c file it tests to reach statics. */
 #ifndef TESTS_TEST_H
 #define TESTS_TEST_H
 
@@ -35,42 +38,42 @@ static inline void test_fail(const char *file, int line, const char *what)
     fflush(stdout);
 }
 
-#define TEST(name_)                                                                                 \
-    static void test_##name_(void);                                                                 \
-    static struct test_case test_case_##name_ = { #name_, test_##name_, NULL };                     \
-    __attribute__((constructor)) static void test_register_##name_(void)                            \
-    {                                                                                               \
-        *test_last = &test_case_##name_;                                                            \
-        test_last = &test_case_##name_.next;                                                        \
-    }                                                                                               \
+#define TEST(name_)                                                                                \
+    static void test_##name_(void);                                                                \
+    static struct test_case test_case_##name_ = { #name_, test_##name_, NULL };                    \
+    __attribute__((constructor)) static void test_register_##name_(void)                           \
+    {                                                                                              \
+        *test_last = &test_case_##name_;                                                           \
+        test_last = &test_case_##name_.next;                                                       \
+    }                                                                                              \
     static void test_##name_(void)
 
-#define CHECK(cond)                                                                                 \
-    do {                                                                                            \
-        if (!(cond)) test_fail(__FILE__, __LINE__, #cond);                                          \
+#define CHECK(cond)                                                                                \
+    do {                                                                                           \
+        if (!(cond)) test_fail(__FILE__, __LINE__, #cond);                                         \
     } while (0)
-#define REQUIRE(cond)                                                                               \
-    do {                                                                                            \
-        if (!(cond)) {                                                                              \
-            test_fail(__FILE__, __LINE__, #cond);                                                   \
-            return;                                                                                 \
-        }                                                                                           \
+#define REQUIRE(cond)                                                                              \
+    do {                                                                                           \
+        if (!(cond)) {                                                                             \
+            test_fail(__FILE__, __LINE__, #cond);                                                  \
+            return;                                                                                \
+        }                                                                                          \
     } while (0)
 /* The status must be STK_OK; prints the sentence if not, and leaves the test. */
-#define CHECK_OK(expr, err)                                                                         \
-    do {                                                                                            \
-        stk_status check_status_ = (expr);                                                          \
-        if (check_status_ != STK_OK) {                                                              \
-            printf("# %s: %s\n", stk_status_name(check_status_), (err)->text);                      \
-            test_fail(__FILE__, __LINE__, #expr);                                                   \
-            return;                                                                                 \
-        }                                                                                           \
+#define CHECK_OK(expr, err)                                                                        \
+    do {                                                                                           \
+        stk_status check_status_ = (expr);                                                         \
+        if (check_status_ != STK_OK) {                                                             \
+            printf("# %s: %s\n", stk_status_name(check_status_), (err)->text);                     \
+            test_fail(__FILE__, __LINE__, #expr);                                                  \
+            return;                                                                                \
+        }                                                                                          \
     } while (0)
-#define SKIP(why)                                                                                   \
-    do {                                                                                            \
-        snprintf(test_skip_why, sizeof test_skip_why, "%s", why);                                   \
-        test_skipped = 1;                                                                           \
-        return;                                                                                     \
+#define SKIP(why)                                                                                  \
+    do {                                                                                           \
+        snprintf(test_skip_why, sizeof test_skip_why, "%s", why);                                  \
+        test_skipped = 1;                                                                          \
+        return;                                                                                    \
     } while (0)
 
 static inline int test_run_all(int argc, char **argv)
@@ -86,14 +89,15 @@ static inline int test_run_all(int argc, char **argv)
         failed += test_failures > 0;
         skipped += test_failures == 0 && test_skipped;
         printf("%s %d - %s%s%s\n", test_failures ? "not ok" : "ok", n, c->name,
-               test_skipped && !test_failures ? " # SKIP " : "", test_skipped && !test_failures ? test_skip_why : "");
+               test_skipped && !test_failures ? " # SKIP " : "",
+               test_skipped && !test_failures ? test_skip_why : "");
         fflush(stdout);
     }
     printf("1..%d\n# %d failed, %d skipped\n", n, failed, skipped);
     return failed ? 1 : 0;
 }
 
-#define TEST_MAIN()                                                                                 \
+#define TEST_MAIN()                                                                                \
     int main(int argc, char **argv) { return test_run_all(argc, argv); }
 
 #endif

@@ -1,7 +1,9 @@
-/* gpu/host/kernels.h - the host device's computations, as plain functions: they run on a stream's lane, inside use OpenMP with ctx->threads,
- * never allocate, never fail (shapes were checked by gpu/ops.c). `*_scratch` gives the bytes a call needs; a call's scratch is a->scratch.
- * Kernels that depend on the instruction set are compiled per ISA and picked by ctx->isa once (same bits across ISA where the header of ops.h
- * promises it; matrix-like kernels (attention) may differ between ISAs, which is part of the numerics key). */
+/* gpu/host/kernels.h - the host device's computations, as plain functions: they run on a stream's
+ * lane, inside use OpenMP with ctx->threads, never allocate, never fail (shapes were checked by
+ * gpu/ops.c). `*_scratch` gives the bytes a call needs; a call's scratch is a->scratch. Kernels
+ * that depend on the instruction set are compiled per ISA and picked by ctx->isa once (same bits
+ * across ISA where the header of ops.h promises it; matrix-like kernels (attention) may differ
+ * between ISAs, which is part of the numerics key). */
 #ifndef GPU_HOST_KERNELS_H
 #define GPU_HOST_KERNELS_H
 
@@ -20,12 +22,15 @@ uint64_t host_rmsnorm_scratch(const struct host_ctx *c, const struct ops_rmsnorm
 void host_rmsnorm_forward(const struct host_ctx *c, const struct ops_rmsnorm *a);
 void host_rmsnorm_backward(const struct host_ctx *c, const struct ops_rmsnorm *a);
 void host_rope(const struct host_ctx *c, const struct ops_rope *a);
-uint64_t host_attention_scratch(const struct host_ctx *c, const struct ops_attention *a, bool backward);
+uint64_t host_attention_scratch(const struct host_ctx *c, const struct ops_attention *a,
+                                bool backward);
 void host_attention_forward(const struct host_ctx *c, const struct ops_attention *a);
 void host_attention_backward(const struct host_ctx *c, const struct ops_attention *a);
 void host_swiglu_forward(const struct host_ctx *c, const struct ops_swiglu *a);
 void host_swiglu_backward(const struct host_ctx *c, const struct ops_swiglu *a);
-void host_add(const struct host_ctx *c, enum ops_dtype at, uint64_t n, const void *x, const void *y, void *out);
-void host_acc_add(const struct host_ctx *c, uint64_t n, float *acc, const void *src, enum ops_dtype st);
+void host_add(const struct host_ctx *c, enum ops_dtype at, uint64_t n, const void *x, const void *y,
+              void *out);
+void host_acc_add(const struct host_ctx *c, uint64_t n, float *acc, const void *src,
+                  enum ops_dtype st);
 
 #endif

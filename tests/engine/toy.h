@@ -1,5 +1,6 @@
-/* tests/engine/toy.h - a small real client of the engine for its tests: embedding, residual linear layers with bias, a fused head with loss. It uses the
- * device's operations, so it runs on every device kind. Weights after N steps are the result that must not depend on placement. */
+/* tests/engine/toy.h - a small real client of the engine for its tests: embedding, residual linear
+ * layers with bias, a fused head with loss. It uses the device's operations, so it runs on every
+ * device kind. Weights after N steps are the result that must not depend on placement. */
 #ifndef TESTS_ENGINE_TOY_H
 #define TESTS_ENGINE_TOY_H
 
@@ -26,10 +27,12 @@ struct toy {
     uint64_t data_seed, fill_seed;
     double poison_loss_at; /* step at which the loss gradient is infinite; 0: never */
     uint64_t step;
-    /* variants: rows of a micro-batch (0: TOY_ROWS); by_row: data depend on the row in the step, not on how it is cut into micro-batches */
+    /* variants: rows of a micro-batch (0: TOY_ROWS); by_row: data depend on the row in the step,
+     * not on how it is cut into micro-batches */
     uint32_t rows;
     bool by_row;
-    void (*hook)(struct toy *t, const stk_visit *v); /* after a visit's work is queued, before stk_done */
+    void (*hook)(struct toy *t, const stk_visit *v); /* after a visit's work is queued, before
+                                                      * stk_done */
     void *hook_arg;
 };
 
@@ -52,7 +55,9 @@ static inline stk_status toy_describe(struct toy *t)
 {
     stk_engine *e = t->e;
     uint32_t block, first, blocks[20];
-    stk_tensor_desc emb[1] = { { .name = "embed", .n_elems = TOY_VOCAB * TOY_HIDDEN, .frozen = t->freeze_first } };
+    stk_tensor_desc emb[1] = {
+        { .name = "embed", .n_elems = TOY_VOCAB * TOY_HIDDEN, .frozen = t->freeze_first }
+    };
     STK_TRY(stk_block(e, "embed", emb, 1, &block, &first));
     blocks[0] = block;
     t->tensor_embed = first;
@@ -62,7 +67,10 @@ static inline stk_status toy_describe(struct toy *t)
         snprintf(b, sizeof b, "layer.%u.b", i);
         snprintf(name, sizeof name, "layer.%u", i);
         /* one layer has a frozen matrix before its trainable bias: order and coverage must cope */
-        stk_tensor_desc d[2] = { { .name = w, .n_elems = TOY_HIDDEN * TOY_HIDDEN, .frozen = t->freeze_first && i == 1 }, { .name = b, .n_elems = TOY_HIDDEN } };
+        stk_tensor_desc d[2] = {
+            { .name = w, .n_elems = TOY_HIDDEN * TOY_HIDDEN, .frozen = t->freeze_first && i == 1 },
+            { .name = b, .n_elems = TOY_HIDDEN }
+        };
         STK_TRY(stk_block(e, name, d, 2, &blocks[1 + i], &first));
         t->tensor_w[i] = first;
         t->tensor_b[i] = first + 1;
@@ -77,12 +85,21 @@ static inline stk_status toy_describe(struct toy *t)
     }
     uint64_t act = toy_rows(t) * TOY_HIDDEN * 4;
     stk_place p[20] = { { .block = blocks[0], .flops = 1 } };
-    for (uint32_t i = 0; i < t->layers; i++) p[1 + i] = (stk_place){ .block = blocks[1 + i], .in_bytes = act, .full_bytes = act, .flops = 2.0 * toy_rows(t) * TOY_HIDDEN * TOY_HIDDEN };
-    p[1 + t->layers] = (stk_place){ .block = head, .fused = true, .in_bytes = act, .full_bytes = 64, .flops = 2.0 * toy_rows(t) * TOY_HIDDEN * TOY_VOCAB };
+    for (uint32_t i = 0; i < t->layers; i++)
+        p[1 + i] = (stk_place){ .block = blocks[1 + i],
+                                .in_bytes = act,
+                                .full_bytes = act,
+                                .flops = 2.0 * toy_rows(t) * TOY_HIDDEN * TOY_HIDDEN };
+    p[1 + t->layers] = (stk_place){ .block = head,
+                                    .fused = true,
+                                    .in_bytes = act,
+                                    .full_bytes = 64,
+                                    .flops = 2.0 * toy_rows(t) * TOY_HIDDEN * TOY_VOCAB };
     STK_TRY(stk_order(e, p, 2 + t->layers));
     STK_TRY(stk_workspace(e, 8u << 20));
     STK_TRY(stk_reserve(e, STK_ON_DEVICE, "inputs", t->micros * toy_rows(t) * 8, &t->h_ids));
-    return stk_reserve(e, STK_ON_HOST, "inputs, host side", t->micros * toy_rows(t) * 8, &t->h_host);
+    return stk_reserve(e, STK_ON_HOST, "inputs, host side", t->micros * toy_rows(t) * 8,
+                       &t->h_host);
 }
 
 static inline uint64_t toy_tensor_elems(const struct toy *t, uint32_t k)
@@ -97,7 +114,8 @@ static inline stk_status toy_fill(struct toy *t)
 {
     struct rng r;
     for (uint32_t k = 0; k < t->n_tensors; k++) {
-        uint64_t n = k == t->tensor_embed || k == t->tensor_head ? TOY_VOCAB * TOY_HIDDEN : TOY_HIDDEN * TOY_HIDDEN;
+        uint64_t n = k == t->tensor_embed || k == t->tensor_head ? TOY_VOCAB * TOY_HIDDEN
+                                                                 : TOY_HIDDEN * TOY_HIDDEN;
         for (uint32_t i = 0; i < t->layers; i++)
             if (k == t->tensor_b[i]) n = TOY_HIDDEN;
         float *v = malloc(n * sizeof *v);
@@ -118,7 +136,8 @@ static inline stk_status toy_open(struct toy *t)
     return STK_OK;
 }
 
-/* Everything of one visit, queued. full holds x of the layer (what its backward needs) so that `recompute` has something to do. */
+/* Everything of one visit, queued. full holds x of the layer (what its backward needs) so that
+ * `recompute` has something to do. */
 static inline stk_status toy_visit(struct toy *t, const stk_visit *v, struct stk_error *err)
 {
     const int32_t *ids = (const int32_t *)stk_reserved(t->e, t->h_ids) + v->micro * 2 * toy_rows(t);
@@ -127,8 +146,15 @@ static inline stk_status toy_visit(struct toy *t, const stk_visit *v, struct stk
     enum ops_dtype pt = t->cfg.dtype == STK_FP16 ? OPS_FP16 : OPS_BF16;
     uint64_t act = toy_rows(t) * TOY_HIDDEN;
     if (v->place == 0) {
-        struct ops_embed a = { .tokens = toy_rows(t), .vocab = TOY_VOCAB, .hidden = TOY_HIDDEN, .at = OPS_F32, .pt = pt, .ids = ids,
-                               .table = param + stk_tensor_offset(t->e, t->tensor_embed), .y = v->out, .dy = v->flow };
+        struct ops_embed a = { .tokens = toy_rows(t),
+                               .vocab = TOY_VOCAB,
+                               .hidden = TOY_HIDDEN,
+                               .at = OPS_F32,
+                               .pt = pt,
+                               .ids = ids,
+                               .table = param + stk_tensor_offset(t->e, t->tensor_embed),
+                               .y = v->out,
+                               .dy = v->flow };
         if (v->dir == STK_FORWARD) return ops_embed_forward(v->stream, &a, err);
         if (!v->grad || t->freeze_first) return STK_OK;
         a.dtable = v->grad + stk_tensor_offset(t->e, t->tensor_embed);
@@ -136,8 +162,17 @@ static inline stk_status toy_visit(struct toy *t, const stk_visit *v, struct stk
     }
     if (v->place == t->layers + 1) {
         double *loss = &t->loss[v->micro];
-        struct ops_head a = { .tokens = toy_rows(t), .hidden = TOY_HIDDEN, .vocab = TOY_VOCAB, .at = OPS_F32, .pt = pt, .x = v->in,
-                              .w = param + stk_tensor_offset(t->e, t->tensor_head), .targets = ids + toy_rows(t), .loss_sum = loss, .dx = v->flow, .scratch = scratch };
+        struct ops_head a = { .tokens = toy_rows(t),
+                              .hidden = TOY_HIDDEN,
+                              .vocab = TOY_VOCAB,
+                              .at = OPS_F32,
+                              .pt = pt,
+                              .x = v->in,
+                              .w = param + stk_tensor_offset(t->e, t->tensor_head),
+                              .targets = ids + toy_rows(t),
+                              .loss_sum = loss,
+                              .dx = v->flow,
+                              .scratch = scratch };
         a.d_scale = v->loss_scale / (double)(t->micros * toy_rows(t));
         if (t->poison_loss_at > 0 && t->step == (uint64_t)t->poison_loss_at) a.d_scale = INFINITY;
         if (v->dir == STK_FORWARD) return ops_head_forward(v->stream, &a, err);
@@ -147,9 +182,17 @@ static inline stk_status toy_visit(struct toy *t, const stk_visit *v, struct stk
     }
     uint32_t i = v->place - 1;
     bool w_frozen = t->freeze_first && i == 1;
-    struct ops_linear a = { .rows = toy_rows(t), .in = TOY_HIDDEN, .out = TOY_HIDDEN, .at = OPS_F32, .pt = pt, .x = v->in,
-                            .w = param + stk_tensor_offset(t->e, t->tensor_w[i]), .bias = param + stk_tensor_offset(t->e, t->tensor_b[i]), .scratch = scratch };
-    if (v->dir == STK_FORWARD || v->recompute) STK_TRY(dev_copy(v->stream, v->full, v->in, act * 4, DEV_ON_DEVICE, err));
+    struct ops_linear a = { .rows = toy_rows(t),
+                            .in = TOY_HIDDEN,
+                            .out = TOY_HIDDEN,
+                            .at = OPS_F32,
+                            .pt = pt,
+                            .x = v->in,
+                            .w = param + stk_tensor_offset(t->e, t->tensor_w[i]),
+                            .bias = param + stk_tensor_offset(t->e, t->tensor_b[i]),
+                            .scratch = scratch };
+    if (v->dir == STK_FORWARD || v->recompute)
+        STK_TRY(dev_copy(v->stream, v->full, v->in, act * 4, DEV_ON_DEVICE, err));
     if (v->dir == STK_FORWARD) {
         STK_TRY(dev_copy(v->stream, v->out, v->in, act * 4, DEV_ON_DEVICE, err));
         a.y = v->out;
@@ -181,7 +224,8 @@ static inline stk_status toy_inputs(struct toy *t, uint64_t step, struct stk_err
         }
         t->loss[m] = 0;
     }
-    return dev_copy(stk_compute_stream(t->e), stk_reserved(t->e, t->h_ids), h, t->micros * toy_rows(t) * 8, DEV_TO_DEVICE, err);
+    return dev_copy(stk_compute_stream(t->e), stk_reserved(t->e, t->h_ids), h,
+                    t->micros * toy_rows(t) * 8, DEV_TO_DEVICE, err);
 }
 
 static inline stk_status toy_step(struct toy *t, double lr, stk_step_stats *stats)
@@ -213,7 +257,8 @@ static inline stk_status toy_hash(struct toy *t, uint64_t *out)
     float *v = malloc(TOY_VOCAB * TOY_HIDDEN * sizeof *v);
     stk_status st = STK_OK;
     for (uint32_t k = 0; st == STK_OK && k < t->n_tensors; k++) {
-        uint64_t n = k == t->tensor_embed || k == t->tensor_head ? TOY_VOCAB * TOY_HIDDEN : TOY_HIDDEN * TOY_HIDDEN;
+        uint64_t n = k == t->tensor_embed || k == t->tensor_head ? TOY_VOCAB * TOY_HIDDEN
+                                                                 : TOY_HIDDEN * TOY_HIDDEN;
         for (uint32_t i = 0; i < t->layers; i++)
             if (k == t->tensor_b[i]) n = TOY_HIDDEN;
         for (int what = STK_READ_MASTER; st == STK_OK && what <= STK_READ_EXP_AVG_SQ; what++) {

@@ -1,4 +1,5 @@
-/* tests/engine/world.h - what the engine's tests share: a scratch folder that goes away at exit, placements by name, comparing toys. */
+/* tests/engine/world.h - what the engine's tests share: a scratch folder that goes away at exit,
+ * placements by name, comparing toys. */
 #ifndef TESTS_ENGINE_WORLD_H
 #define TESTS_ENGINE_WORLD_H
 
@@ -18,7 +19,8 @@ static inline void world_remove(void)
     for (uint32_t i = 0; i < 256; i++) free(world_names[i]);
 }
 
-/* The scratch folder of this process; `sub` (may be NULL) is made inside it. The string is valid to the end. */
+/* The scratch folder of this process; `sub` (may be NULL) is made inside it. The string is valid to
+ * the end. */
 static inline const char *world_dir(const char *sub)
 {
     char name[768];
@@ -36,38 +38,44 @@ static inline const char *world_dir(const char *sub)
     return world_names[i];
 }
 
-/* Runs an expression that must succeed; prints the sentence, closes the toy and leaves the test if not. */
-#define RUN(t, expr)                                                                                \
-    do {                                                                                            \
-        stk_status st_ = (expr);                                                                    \
-        if (st_ != STK_OK) {                                                                        \
-            printf("# %s: %s\n", stk_status_name(st_), (t)->e ? stk_error_text((t)->e) : "?");      \
-            test_fail(__FILE__, __LINE__, #expr);                                                   \
-            stk_close((t)->e);                                                                      \
-            (t)->e = NULL;                                                                          \
-            return;                                                                                 \
-        }                                                                                           \
+/* Runs an expression that must succeed; prints the sentence, closes the toy and leaves the test if
+ * not. */
+#define RUN(t, expr)                                                                               \
+    do {                                                                                           \
+        stk_status st_ = (expr);                                                                   \
+        if (st_ != STK_OK) {                                                                       \
+            printf("# %s: %s\n", stk_status_name(st_), (t)->e ? stk_error_text((t)->e) : "?");     \
+            test_fail(__FILE__, __LINE__, #expr);                                                  \
+            stk_close((t)->e);                                                                     \
+            (t)->e = NULL;                                                                         \
+            return;                                                                                \
+        }                                                                                          \
     } while (0)
 
 /* A refusal: this status and a sentence that holds every word given (up to NULL). */
-static inline bool world_refused(const char *file, int line, stk_status got, stk_status want, const stk_engine *e, const char *const *words)
+static inline bool world_refused(const char *file, int line, stk_status got, stk_status want,
+                                 const stk_engine *e, const char *const *words)
 {
     const char *text = e ? stk_error_text(e) : "";
     bool ok = got == want && text[0];
     for (; ok && *words; words++) ok = strstr(text, *words) != NULL;
     if (ok) return true;
-    printf("# got %s: %s\n# wanted %s%s%s\n", stk_status_name(got), text, stk_status_name(want), *words ? " and the word: " : "", *words ? *words : "");
+    printf("# got %s: %s\n# wanted %s%s%s\n", stk_status_name(got), text, stk_status_name(want),
+           *words ? " and the word: " : "", *words ? *words : "");
     test_fail(file, line, "a refusal of this kind");
     return false;
 }
-#define REFUSED(got, want, e, ...) world_refused(__FILE__, __LINE__, got, want, e, (const char *const[]){ __VA_ARGS__ __VA_OPT__(, ) NULL })
+#define REFUSED(got, want, e, ...)                                                                 \
+    world_refused(__FILE__, __LINE__, got, want, e,                                                \
+                  (const char *const[]){ __VA_ARGS__ __VA_OPT__(, ) NULL })
 
 enum world_place { WORLD_HOST, WORLD_NVME, WORLD_MIXED, WORLD_PLACE_N };
 
 static inline void world_place(struct toy *t, enum world_place p)
 {
     t->cfg.nvme[0] = world_dir("nvme");
-    t->cfg.params = t->cfg.optimizer_state = t->cfg.grads = p == WORLD_NVME ? STK_TIER_NVME : STK_TIER_HOST;
+    t->cfg.params = t->cfg.optimizer_state = t->cfg.grads =
+        p == WORLD_NVME ? STK_TIER_NVME : STK_TIER_HOST;
     t->cfg.device = p == WORLD_NVME ? STK_DEVICE_HOST_DISCRETE : STK_DEVICE_HOST;
     if (p == WORLD_MIXED) t->cfg.optimizer_state = t->cfg.grads = STK_TIER_NVME;
 }
