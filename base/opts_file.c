@@ -26,7 +26,7 @@ static stk_status refuse_file(const char *path, const char *doing, struct stk_er
 static stk_status read_text(const char *path, char **out, uint64_t *out_bytes,
                             struct stk_error *err)
 {
-    int fd = sys_open(path, O_RDONLY, 0);
+    int fd = sys_open(path, O_RDONLY | O_NONBLOCK, 0); /* a pipe must not block */
     if (fd < 0) return refuse_file(path, "open", err);
     char *text = sys_calloc(1, CONFIG_MAX_BYTES);
     if (!text) {

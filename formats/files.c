@@ -25,7 +25,7 @@ stk_status files_no_memory(struct stk_error *err, const char *what)
 stk_status files_read(const char *path, uint64_t max_bytes, char **out, uint64_t *out_bytes,
                       struct stk_error *err)
 {
-    int fd = sys_open(path, O_RDONLY, 0);
+    int fd = sys_open(path, O_RDONLY | O_NONBLOCK, 0); /* a pipe must not block */
     if (fd < 0)
         return stk_error_set(err, STK_ERR_IO, errno, "%s: cannot open for reading: %s", path,
                              strerror(errno));

@@ -141,7 +141,7 @@ static stk_status clean_leftovers(const char *dir, struct stk_error *err)
 static stk_status sum_file(const struct crc32_tables *tables, const char *path, bool flush,
                            uint64_t *size, uint32_t *crc, struct stk_error *err)
 {
-    int fd = sys_open(path, O_RDONLY, 0);
+    int fd = sys_open(path, O_RDONLY | O_NONBLOCK, 0); /* a pipe must not block */
     if (fd < 0)
         return stk_error_set(err, STK_ERR_IO, errno, "%s: cannot open for reading: %s", path,
                              strerror(errno));

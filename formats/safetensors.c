@@ -319,7 +319,7 @@ static stk_status read_header_length(struct st_file *f, uint64_t *out, struct st
 
 static stk_status open_checked(struct st_file *f, struct stk_error *err)
 {
-    f->fd = sys_open(f->path, O_RDONLY, 0);
+    f->fd = sys_open(f->path, O_RDONLY | O_NONBLOCK, 0); /* a pipe must not block */
     if (f->fd < 0)
         return stk_error_set(err, STK_ERR_IO, errno, "%s: cannot open for reading: %s", f->path,
                              strerror(errno));

@@ -178,7 +178,7 @@ static stk_status open_bin(struct tokens *t, struct stk_error *err)
 {
     struct stat st;
     t->dtype = ST_U16;
-    t->fd = sys_open(t->path, O_RDONLY, 0);
+    t->fd = sys_open(t->path, O_RDONLY | O_NONBLOCK, 0); /* a pipe must not block */
     if (t->fd < 0 || fstat(t->fd, &st) != 0)
         return stk_error_set(err, STK_ERR_IO, errno, "%s: cannot open for reading: %s", t->path,
                              strerror(errno));

@@ -3,6 +3,7 @@
 #include "trainer/cmd.h"
 #include "engine/stoker.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,8 +40,20 @@ static void set_wait_policy(char **argv)
     execv("/proc/self/exe", argv); /* on failure: go on as we are, only slower */
 }
 
+/* A closed stdin, stdout or stderr would give its number to the next file that is opened, and what is
+ * printed would land in it. */
+static void fill_standard_files(void)
+{
+    for (int fd = open("/dev/null", O_RDWR); fd >= 0; fd = dup(fd))
+        if (fd > STDERR_FILENO) {
+            close(fd);
+            return;
+        }
+}
+
 int main(int argc, char **argv)
 {
+    fill_standard_files();
     set_wait_policy(argv);
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (argc < 2) {

@@ -26,6 +26,7 @@ void signals_install(void)
     sigaction(SIGINT, &act, NULL);
     sigaction(SIGTERM, &act, NULL);
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* a write beyond `ulimit -f` fails as one to a full disk */
 }
 
 bool signals_stop(void) { return stop_requests > 0; }

@@ -89,8 +89,9 @@ static stk_status host_measure(struct host_dev *h, enum dev_matmul asked, struct
     h->base.caps.matmul_flops_per_s = h->ctx.bf16_products ? bf16 : f32;
     if (h->base.caps.matmul_flops_per_s == 0)
         return stk_error_set(err, STK_ERR_DEVICE, 0,
-                             "host device: oneDNN ran no product of %d x %d x %d", PROBE_ROWS,
-                             PROBE_N, PROBE_K);
+                             "host device: oneDNN ran no product of %d x %d x %d on %u threads: give "
+                             "fewer --threads",
+                             PROBE_ROWS, PROBE_N, PROBE_K, h->ctx.threads);
     return STK_OK;
 }
 
