@@ -439,6 +439,13 @@ stk_status model_config_read(const char *path, struct model_config *out, struct 
     memset(out, 0, sizeof *out);
     json_t *doc;
     STK_TRY(files_read_json(path, config_bytes_max, DEPTH_MAX, &doc, err));
+    return model_config_take(path, doc, out, err);
+}
+
+stk_status model_config_take(const char *path, void *document, struct model_config *out, struct stk_error *err)
+{
+    json_t *doc = document;
+    memset(out, 0, sizeof *out);
     out->document = doc;
     struct reader r = { path, doc, out, err };
     stk_status status = read_family(&r);
@@ -451,6 +458,30 @@ stk_status model_config_read(const char *path, struct model_config *out, struct 
     if (status == STK_OK) status = read_dtype(&r);
     if (status != STK_OK) model_config_free(out);
     return status;
+}
+
+const char *model_config_differs(const struct model_config *a, const struct model_config *b)
+{
+    const struct { const char *key; bool differs; } checks[] = {
+        { "model_type", a->family != b->family },
+        { "vocab_size", a->vocab != b->vocab },
+        { "hidden_size", a->hidden != b->hidden },
+        { "intermediate_size", a->intermediate != b->intermediate },
+        { "num_hidden_layers", a->layers != b->layers },
+        { "num_attention_heads", a->heads != b->heads },
+        { "num_key_value_heads", a->kv_heads != b->kv_heads },
+        { "head_dim", a->head_dim != b->head_dim },
+        { "rms_norm_eps", a->rms_eps != b->rms_eps },
+        { "tie_word_embeddings", a->tied != b->tied },
+        { "attention_bias", a->attention_bias != b->attention_bias || a->o_bias != b->o_bias },
+        { "mlp_bias", a->mlp_bias != b->mlp_bias },
+        { "rope_theta", a->rope_theta != b->rope_theta },
+        { "rope_scaling", a->rope != b->rope || a->rope_factor != b->rope_factor || a->rope_low_freq_factor != b->rope_low_freq_factor ||
+                              a->rope_high_freq_factor != b->rope_high_freq_factor || a->rope_original_max_positions != b->rope_original_max_positions },
+    };
+    for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++)
+        if (checks[i].differs) return checks[i].key;
+    return memcmp(a->window, b->window, a->layers * sizeof *a->window) ? "sliding_window" : NULL;
 }
 
 void model_config_free(struct model_config *c)

@@ -11,11 +11,9 @@
 #include "trainer/hf_out.h"
 #include "trainer/signals.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -83,28 +81,21 @@ static stk_status read_values(void *arg, const struct model_tensor *mt, uint64_t
     return STK_OK;
 }
 
-/* A file that has no name: the configuration is read by the one reader there is. */
 static stk_status config_of(struct export *x, const json_t *config, struct stk_error *err)
 {
-    char *text = config ? json_dumps(config, JSON_INDENT(2)) : NULL;
-    char path[64];
-    int fd = text ? memfd_create("config.json", MFD_CLOEXEC) : -1;
-    stk_status st = STK_OK;
-    if (!text)
-        st = stk_error_set(
+    if (!config)
+        return stk_error_set(
             err, STK_ERR_FORMAT, 0,
             "%s: holds no config.json: give --model DIR, the folder the run started from", x->path);
-    else if (fd < 0 || sys_write_full(fd, text, strlen(text), 0) != (int64_t)strlen(text))
-        st = stk_error_set(err, STK_ERR_IO, errno, "%s: its configuration cannot be read: %s",
-                           x->path, strerror(errno));
-    if (st == STK_OK) {
-        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-        st = model_config_read(path, &x->cfg, err);
-        x->have_cfg = st == STK_OK;
+    json_t *copy = json_deep_copy(config);
+    if (!json_is_object(copy)) {
+        json_decref(copy);
+        return stk_error_set(err, STK_ERR_FORMAT, 0, "%s: its configuration is no JSON object",
+                             x->path);
     }
-    if (fd >= 0) close(fd);
-    free(text);
-    return st;
+    STK_TRY(model_config_take(x->path, copy, &x->cfg, err));
+    x->have_cfg = true;
+    return STK_OK;
 }
 
 static stk_status open_config(struct export *x, const struct export_opts *o, const json_t *client,
@@ -194,7 +185,7 @@ static stk_status export_all(struct export *x, const struct export_opts *o, stru
         return stk_error_set(err, STK_ERR_NOSPACE, 0,
                              "--out %s: the model takes %.1f GB, %.1f GB are free there", o->out,
                              (double)need / 1e9, (double)room / 1e9);
-    char *partial = sys_format("%s.partial", o->out);
+    char *partial = sys_format("%s.stoker-partial", o->out);
     if (!partial) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a path");
     job.pulse = pulse_open();
     stk_status st = hf_write(&job, partial, err);

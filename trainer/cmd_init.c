@@ -72,7 +72,7 @@ static stk_status make(const struct init_opts *o, const struct model_config *cfg
 {
     struct init in = { .cfg = cfg, .seed = o->seed };
     const uint64_t buf_bytes = 4u << 20;
-    char *partial = sys_format("%s.partial", o->out);
+    char *partial = sys_format("%s.stoker-partial", o->out);
     void *buf = sys_calloc(1, buf_bytes);
     struct pulse *pulse = pulse_open();
     struct hf_job job = { .cfg = cfg,

@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #define EXPORT_FOLDER ".partial-export"
 
@@ -97,6 +98,22 @@ static stk_status differs(const struct train *t, const char *option, uint64_t th
                          t->resume_path, option, there, here);
 }
 
+/* Weights come from the checkpoint, the arithmetic from --model: both must be of one model. */
+static stk_status check_model(const struct train *t, struct stk_error *err)
+{
+    struct model_config there;
+    json_t *copy = json_deep_copy(json_object_get(t->resume_client, "config"));
+    if (!copy) return STK_OK;
+    STK_TRY(model_config_take(t->resume_path, copy, &there, err));
+    const char *key = model_config_differs(&there, &t->r.src.cfg);
+    model_config_free(&there);
+    if (!key) return STK_OK;
+    return stk_error_set(err, STK_ERR_CONFIG, 0,
+                         "--resume: %s is of another model than --model %s: \"%s\" of config.json "
+                         "differs; give the first run's model",
+                         t->resume_path, t->o.model, key);
+}
+
 static stk_status check_client(const struct train *t, struct stk_error *err)
 {
     const json_t *c = t->resume_client;
@@ -110,6 +127,17 @@ static stk_status check_client(const struct train *t, struct stk_error *err)
     STK_TRY(differs(t, "--seq", get_u64(c, "seq"), t->o.seq, err));
     STK_TRY(differs(t, "--batch", get_u64(c, "batch"), t->o.batch, err));
     STK_TRY(differs(t, "--seed", get_u64(c, "seed"), t->o.seed, err));
+    if (get_u64(c, "optimizer") != (uint64_t)t->o.optimizer && json_object_get(c, "optimizer"))
+        return stk_error_set(err, STK_ERR_CONFIG, 0,
+                             "--resume: %s was written with the other --optimizer (adamw, adam): "
+                             "its moments mean something else",
+                             t->resume_path);
+    if (t->step > t->steps)
+        return stk_error_set(err, STK_ERR_CONFIG, 0,
+                             "--resume: %s is of step %" PRIu64 ", the run is to end at step %" PRIu64
+                             ": give more --steps, or export the checkpoint",
+                             t->resume_path, t->step, t->steps);
+    STK_TRY(check_model(t, err));
     snprintf(mine, sizeof mine, "%016" PRIx64, tokens_hash(t->r.data));
     if (strcmp(hash, mine) != 0)
         return stk_error_set(err, STK_ERR_CONFIG, 0,
@@ -129,9 +157,22 @@ static void warn_changes(const struct train *t)
                get_u64(c, "steps"), t->steps);
     if (schedule && strcmp(schedule, names[t->o.schedule]) != 0)
         printf("warning: the schedule was %s and is now %s\n", schedule, names[t->o.schedule]);
-    if (json_number_value(json_object_get(c, "lr")) != t->o.lr)
-        printf("warning: --lr was %g and is now %g\n", json_number_value(json_object_get(c, "lr")),
-               t->o.lr);
+    const struct {
+        const char *name;
+        double now;
+    } values[] = { { "lr", t->o.lr },
+                   { "warmup", (double)t->o.warmup },
+                   { "weight-decay", t->o.weight_decay },
+                   { "beta1", t->o.beta1 },
+                   { "beta2", t->o.beta2 },
+                   { "eps", t->o.eps },
+                   { "clip", t->o.clip } };
+    for (size_t i = 0; i < sizeof values / sizeof values[0]; i++) {
+        const json_t *there = json_object_get(c, values[i].name);
+        if (there && json_number_value(there) != values[i].now)
+            printf("warning: --%s was %g and is now %g\n", values[i].name,
+                   json_number_value(there), values[i].now);
+    }
 }
 
 /* `auto` is a measurement and may come out otherwise today: the first run's choice holds. */
@@ -211,6 +252,12 @@ static char *client_json(const struct train *t)
     json_object_set_new(j, "schedule", json_string(schedules[o->schedule]));
     json_object_set_new(j, "warmup", json_integer((json_int_t)o->warmup));
     json_object_set_new(j, "lr", json_real(o->lr));
+    json_object_set_new(j, "optimizer", json_integer(o->optimizer));
+    json_object_set_new(j, "weight-decay", json_real(o->weight_decay));
+    json_object_set_new(j, "beta1", json_real(o->beta1));
+    json_object_set_new(j, "beta2", json_real(o->beta2));
+    json_object_set_new(j, "eps", json_real(o->eps));
+    json_object_set_new(j, "clip", json_real(o->clip));
     json_object_set_new(j, "model", json_string(folder));
     json_object_set_new(j, "head_only", json_boolean(t->r.src.head_only));
     json_object_set_new(j, "both", json_boolean(t->r.src.both));
@@ -311,11 +358,15 @@ stk_status train_export(struct train *t, struct stk_error *err)
 {
     char *partial = sys_format("%s/%s", t->o.out, EXPORT_FOLDER);
     if (!partial) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a path");
+    bool gone = access(t->o.model, F_OK) != 0;
+    if (gone) /* what was trained is not lost for a tokenizer */
+        printf("warning: --model %s is gone: tokenizer and generation files are left out\n",
+               t->o.model);
     struct hf_job job = { .cfg = &t->r.src.cfg,
                           .dtype = t->o.dtype == STK_BF16 ? ST_BF16 : ST_F16,
                           .head_only = t->r.src.head_only,
                           .both = t->r.src.both,
-                          .copy_from = t->o.model,
+                          .copy_from = gone ? NULL : t->o.model,
                           .read = read_param,
                           .arg = t,
                           .buf = t->r.buf,
