@@ -5,13 +5,13 @@
  * an fp32 run elsewhere on the same weights. No gradient and no optimizer state exist here
  * (MEM-11). */
 #include "trainer/cmd.h"
-#include "trainer/hf_out.h"
 #include "trainer/report.h"
 #include "trainer/run.h"
 #include "base/mem.h"
 #include "base/sys.h"
 #include "formats/files.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,10 +41,13 @@ static stk_status logits_begin(const struct run *r, struct logits_out *l, struct
     return st_writer_begin(l->w, err);
 }
 
+/* JSON knows no NaN and no infinity. */
+static json_t *number(double x) { return isfinite(x) ? json_real(x) : json_null(); }
+
 static stk_status write_json(const struct run *r, const struct run_eval *e, struct stk_error *err)
 {
-    json_t *doc = json_pack("{s:f, s:f, s:I, s:I, s:I, s:I, s:s, s:s, s:s}", "loss", e->loss, "perplexity",
-                            e->perplexity, "targets", (json_int_t)e->targets, "windows",
+    json_t *doc = json_pack("{s:o, s:o, s:I, s:I, s:I, s:I, s:s, s:s, s:s}", "loss", number(e->loss),
+                            "perplexity", number(e->perplexity), "targets", (json_int_t)e->targets, "windows",
                             (json_int_t)e->windows, "seq", (json_int_t)r->opts->seq,
                             "peak_rss_bytes", (json_int_t)mem_peak_bytes(), "model", r->opts->model,
                             "data", r->opts->data, "numerics", stk_numerics(r->e));
@@ -83,14 +86,8 @@ static stk_status evaluate(struct run *r, const struct run_opts *o, struct run_e
 
 static stk_status check_outputs(const struct run_opts *o, struct stk_error *err)
 {
-    const char *const paths[] = { o->json, o->logits }, *const names[] = { "--json", "--logits" };
-    for (int i = 0; i < 2; i++) {
-        char *parent = paths[i] ? files_parent(paths[i]) : NULL;
-        stk_status st = parent ? hf_check_writable(names[i], parent, err) : STK_OK;
-        sys_free(parent);
-        STK_TRY(st);
-    }
-    return STK_OK;
+    STK_TRY(run_check_output(o, "--json", o->json, false, err));
+    return run_check_output(o, "--logits", o->logits, false, err);
 }
 
 int cmd_eval(int argc, char **argv)

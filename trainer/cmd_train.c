@@ -36,6 +36,7 @@ static stk_status run(struct train *t, bool dry, struct stk_error *err)
     if (sys_mkdirs(t->o.out) != 0)
         return stk_error_set(err, STK_ERR_IO, errno, "--out %s: cannot be made: %s", t->o.out,
                              strerror(errno));
+    STK_TRY(train_lock_out(t, err));
     STK_TRY(report_open(&t->report, &t->o, err));
     st = t->o.resume ? train_resume_load(t, err) : run_load(&t->r, err);
     if (st == STK_ERR_INTERRUPTED) return st;
@@ -65,8 +66,8 @@ static int train_or_plan(int argc, char **argv, uint32_t verb, const char *usage
         t->r.pulse = pulse_open();
         stk_status st = run(t, verb == FOR_PLAN || t->o.dry_run, &err);
         if (st != STK_OK && t->ckpt_dir) { /* folders that we made and left empty */
-            rmdir(t->ckpt_dir);
-            rmdir(t->o.out);
+            if (!t->had_ckpt_dir) rmdir(t->ckpt_dir);
+            if (!t->had_out) rmdir(t->o.out);
         }
         struct pulse *pulse = t->r.pulse;
         train_close(t);

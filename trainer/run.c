@@ -76,6 +76,7 @@ stk_status run_open(struct run *r, const struct run_opts *o, bool eval, bool log
                     struct stk_error *err)
 {
     r->opts = o;
+    STK_TRY(run_check_nvme(o, err));
     STK_TRY(open_files(r, err));
     return open_engine(r, eval, logits, err);
 }

@@ -27,6 +27,8 @@ struct train {
     uint64_t *windows; /* [batch] of the step at hand */
     uint64_t step_targets;
     char *ckpt_dir;    /* --out/checkpoints; NULL without --out */
+    bool had_out, had_ckpt_dir; /* were there before this run */
+    int out_lock;      /* --out, locked against another run; 0: not yet */
     char *resume_path; /* checkpoint to go on from */
     json_t *resume_client;
     uint64_t saved_step; /* newest checkpoint of this run; 0: none */
@@ -36,6 +38,8 @@ struct train {
 /* train_open.c: everything that can be refused before anything is written, in the order cheap to
  * dear. */
 stk_status train_open(struct train *t, struct stk_error *err);
+/* Refuses a second run on --out; a folder that is not there yet is locked by a second call. */
+stk_status train_lock_out(struct train *t, struct stk_error *err);
 void train_close(struct train *t);
 /* After run_seal: room on --out's disk, seen with what the swap files took. Prints warnings. */
 stk_status train_check_room(const struct train *t, struct stk_error *err);

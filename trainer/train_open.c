@@ -5,14 +5,17 @@
  * Must not know: steps. Application's thread. */
 #include "base/mem.h"
 #include "base/sys.h"
-#include "formats/files.h"
 #include "trainer/hf_out.h"
 #include "trainer/train.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 static stk_status count_steps(struct train *t, struct stk_error *err)
 {
@@ -55,26 +58,38 @@ static stk_status check_targets(struct train *t, struct stk_error *err)
         "--data %s: no window holds a target: the loss mask leaves nothing to learn", t->o.data);
 }
 
-static stk_status check_side_file(const char *option, const char *path, struct stk_error *err)
+/* Two runs that write to one --out would spoil each other's checkpoints and model. The lock goes with the
+ * process and leaves no file; where folders cannot be locked (some network disks) there is none. */
+stk_status train_lock_out(struct train *t, struct stk_error *err)
 {
-    if (!path) return STK_OK;
-    char *parent = files_parent(path);
-    if (!parent) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a path");
-    stk_status st = hf_check_writable(option, parent, err);
-    sys_free(parent);
-    return st;
+    if (t->out_lock > 0) return STK_OK;
+    int fd = sys_open(t->o.out, O_RDONLY | O_DIRECTORY, 0);
+    if (fd < 0) return STK_OK; /* is made later, or cannot be: said there */
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+        sys_close(fd);
+        t->had_out = t->had_ckpt_dir = true; /* the other run's: nothing of them is removed */
+        return stk_error_set(err, STK_ERR_STATE, 0,
+                             "--out %s: another run is writing there: wait for it or choose another "
+                             "folder",
+                             t->o.out);
+    }
+    t->out_lock = fd;
+    return STK_OK;
 }
 
 static stk_status check_paths(struct train *t, struct stk_error *err)
 {
     const struct run_opts *o = &t->o;
-    STK_TRY(check_side_file("--log", o->log, err));
-    STK_TRY(check_side_file("--plan", o->plan, err));
-    STK_TRY(check_side_file("--trace", o->trace, err));
+    STK_TRY(run_check_output(o, "--log", o->log, true, err));
+    STK_TRY(run_check_output(o, "--plan", o->plan, true, err));
+    STK_TRY(run_check_output(o, "--trace", o->trace, true, err));
     if (o->dump_gradients) STK_TRY(hf_check_writable("--dump-gradients", o->dump_gradients, err));
     if (!o->out) return STK_OK;
     t->ckpt_dir = sys_format("%s/checkpoints", o->out);
     if (!t->ckpt_dir) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a path");
+    t->had_out = access(o->out, F_OK) == 0;
+    t->had_ckpt_dir = access(t->ckpt_dir, F_OK) == 0;
+    if (!o->dry_run && o->verb == FOR_TRAIN) STK_TRY(train_lock_out(t, err));
     return train_check_out(t, err);
 }
 
@@ -148,6 +163,7 @@ void train_close(struct train *t)
     if (t->eval_data) tokens_close(t->eval_data);
     token_order_free(t->order);
     sys_free(t->windows);
+    if (t->out_lock > 0) sys_close(t->out_lock);
     sys_free(t->ckpt_dir);
     sys_free(t->resume_path);
     json_decref(t->resume_client);
