@@ -5,6 +5,7 @@
  * from; parameters are the masters rounded as the engine rounds them, so the result equals what
  * `stoker train` would have left. */
 #include "base/convert.h"
+#include "base/mem.h"
 #include "base/sys.h"
 #include "formats/manifest.h"
 #include "trainer/cmd.h"
@@ -181,10 +182,11 @@ static stk_status export_all(struct export *x, const struct export_opts *o, stru
                           .buf = x->out,
                           .buf_bytes = PIECE * sizeof *x->out };
     uint64_t need = hf_bytes(&x->cfg, job.both), room = hf_room(o->out, &device);
+    char a[32], b[32];
     if (need > room)
         return stk_error_set(err, STK_ERR_NOSPACE, 0,
-                             "--out %s: the model takes %.1f GB, %.1f GB are free there", o->out,
-                             (double)need / 1e9, (double)room / 1e9);
+                             "--out %s: the model takes %s, %s are free there", o->out,
+                             mem_size_format(need, a), mem_size_format(room, b));
     char *partial = sys_format("%s.stoker-partial", o->out);
     if (!partial) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a path");
     job.pulse = pulse_open();

@@ -6,6 +6,7 @@
  * does not depend on the others. Must not know: the engine. */
 #include "base/numeric.h"
 #include "base/rng.h"
+#include "base/mem.h"
 #include "base/sys.h"
 #include "trainer/cmd.h"
 #include "trainer/hf_out.h"
@@ -131,10 +132,11 @@ int cmd_init(int argc, char **argv)
         uint64_t device;
         st = hf_check_new("--out", o.out, &err);
         uint64_t need = hf_bytes(&cfg, false), room = hf_room(o.out, &device);
+        char a[32], b[32];
         if (st == STK_OK && need > room)
             st = stk_error_set(&err, STK_ERR_NOSPACE, 0,
-                               "--out %s: the model takes %.1f GB, %.1f GB are free there", o.out,
-                               (double)need / 1e9, (double)room / 1e9);
+                               "--out %s: the model takes %s, %s are free there", o.out,
+                               mem_size_format(need, a), mem_size_format(room, b));
         if (st == STK_OK) st = make(&o, &cfg, &err);
         if (st == STK_OK)
             printf("%s: a %s of %.1f million parameters, bf16, seed %llu\n", o.out,

@@ -279,7 +279,13 @@ stk_status report_step(struct report *r, struct train *t, const struct report_st
         print_step(r, t, s);
         r->last_line_ns = now;
     }
-    return r->log ? write_log(r, t, s, err) : STK_OK;
+    if (!r->log || write_log(r, t, s, err) == STK_OK) return STK_OK;
+    fflush(stdout);
+    fprintf(stderr, "stoker: ALARM: step %" PRIu64 ": %s; training goes on without the log\n", s->step,
+            err->text);
+    report_close(r);
+    stk_error_clear(err);
+    return STK_OK;
 }
 
 void report_end(const struct report *r, const struct train *t)

@@ -127,6 +127,12 @@ def test_file_size_limit_is_a_sentence(p):
     assert not os.path.exists(p.at("limited", "model.safetensors"))
 
 
+def test_ckp_37_a_log_that_is_full_does_not_end_the_run(p):
+    _, err = run(*base(p, "unlogged"), "--log", "/dev/full")
+    assert len(err.strip().splitlines()) == 1 and "ALARM" in err and "goes on without the log" in err, err
+    assert os.path.exists(p.at("unlogged", "model.safetensors"))
+
+
 def test_result_that_is_no_number(p):
     bad = p.at("nan")
     shutil.copytree(p.model, bad)
