@@ -46,11 +46,16 @@ static stk_status check_existing(const char *option, const char *path, const str
     return STK_OK;
 }
 
-static stk_status check_parent(const char *option, const char *path, struct stk_error *err)
+/* must_exist: the folder of a result is not made, and that must not be found out after the work. */
+static stk_status check_parent(const char *option, const char *path, bool must_exist,
+                               struct stk_error *err)
 {
     char *parent = files_parent(path);
     if (!parent) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a path");
     stk_status status = hf_check_writable(option, parent, err);
+    if (status == STK_OK && must_exist && access(parent, F_OK) != 0)
+        status = stk_error_set(err, STK_ERR_IO, errno, "%s %s: the folder %s is not there: make it "
+                               "first", option, path, parent);
     sys_free(parent);
     return status;
 }
@@ -62,7 +67,7 @@ stk_status run_check_output(const struct run_opts *o, const char *option, const 
     if (!path) return STK_OK;
     bool there = stat(path, &st) == 0;
     if (there) STK_TRY(check_existing(option, path, &st, in_place, err));
-    if (!there || !in_place) STK_TRY(check_parent(option, path, err));
+    if (!there || !in_place) STK_TRY(check_parent(option, path, !in_place, err));
     if (!there) return STK_OK;
     const char *const inputs[] = { o->data, o->eval_data, o->config_file };
     for (size_t i = 0; i < sizeof inputs / sizeof inputs[0]; i++)

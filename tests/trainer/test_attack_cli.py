@@ -47,6 +47,18 @@ def test_folders_of_others_stay(p):
         assert read(p.at(name, "thesis.txt")) == b"mine"
 
 
+def test_empty_and_missing_paths(p):
+    config = p.model + ".json"
+    before = sorted(os.listdir("."))
+    refused(1, ["--out", "empty"], "init", "--config", config, "--out", "")
+    refused(1, ["--out", "empty"], "export", "--checkpoint", p.root, "--out", "")
+    refused(2, "twice", "init", "--config", config, "--config", config, "--out", p.at("never"), absent=[p.at("never")])
+    refused(2, "needs a value", "init", "--out", p.at("never"), "--config")
+    for option in ["--json", "--logits"]:
+        refused(1, [option, "is not there"], "eval", "--model", p.model, "--data", p.data, "--seq", "32", option, p.at("none", "x"))
+    assert sorted(os.listdir(".")) == before
+
+
 def test_pipes_do_not_block(p):
     os.mkfifo(p.at("pipe.bin"))
     os.mkfifo(p.at("pipe"))
