@@ -100,9 +100,20 @@ static stk_status stop_early(struct train *t, struct stk_error *err)
     return STK_OK;
 }
 
-stk_status train_run(struct train *t, struct stk_error *err)
+/* Something beside the training failed (a disk for gradients, the export ...) while the engine is
+ * whole: the work since the last checkpoint is kept if that is possible. Says so; the first error
+ * stays the run's. */
+static void rescue(struct train *t, uint64_t first)
 {
-    uint64_t first = t->step;
+    struct stk_error ignored = { 0 };
+    bool written = false;
+    if (t->step == first || t->saved_step == t->step) return;
+    if (train_save(t, &written, &ignored) == STK_OK && written)
+        printf("the run ends with an error, but nothing is lost: go on with --resume\n");
+}
+
+static stk_status run_steps(struct train *t, uint64_t first, struct stk_error *err)
+{
     t->report.first_step = t->step + 1;
     while (t->step < t->steps && !signals_stop()) {
         struct report_step s;
@@ -122,4 +133,12 @@ stk_status train_run(struct train *t, struct stk_error *err)
     STK_TRY(train_export(t, err));
     report_end(&t->report, t);
     return STK_OK;
+}
+
+stk_status train_run(struct train *t, struct stk_error *err)
+{
+    uint64_t first = t->step;
+    stk_status st = run_steps(t, first, err);
+    if (st != STK_OK) rescue(t, first);
+    return st;
 }

@@ -8,8 +8,13 @@
 enum { BIG_BLOCKS = 6, BIG_ELEMS = 1500000, BIG_ACT = 1 << 20 };
 #define MIB (1024.0 * 1024.0)
 
-#if defined(__SANITIZE_ADDRESS__)
-#define NEEDS_PLAIN_MEMORY() SKIP("the address sanitizer has its own use of memory")
+#if defined(__has_feature)
+#define HAS_FEATURE(x) __has_feature(x)
+#else
+#define HAS_FEATURE(x) 0
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || HAS_FEATURE(address_sanitizer) || HAS_FEATURE(thread_sanitizer)
+#define NEEDS_PLAIN_MEMORY() SKIP("a sanitizer has its own use of memory")
 #else
 #define NEEDS_PLAIN_MEMORY() (void)0
 #endif
