@@ -96,9 +96,11 @@ static void uring_close(struct io *io) {}
 static uint32_t harvest(struct ring *r)
 {
     struct io_uring_cqe *cqe;
-    unsigned head;
     uint32_t n = 0;
-    io_uring_for_each_cqe(&r->uring, head, cqe) {
+    /* The entry is given back before its part is: the lane may start the next one at once, and
+     * entries kept until the end of the loop would let the kernel's ring overflow (NVM-32). Peeking
+     * also fetches what did overflow. */
+    while (io_uring_peek_cqe(&r->uring, &cqe) == 0 && cqe) {
         (void)atomic_load_explicit(&r->starts, memory_order_acquire);
         /* slots count from 1: no tag at all is an unknown tag */
         uint64_t tag = cqe->user_data, slot = tag & UINT32_MAX;
@@ -106,11 +108,11 @@ static uint32_t harvest(struct ring *r)
         struct io_part *p = &r->drive->parts[slot - 1];
         STK_ASSERT(p->generation == tag >> 32);
         p->result = cqe->res;
+        io_uring_cqe_seen(&r->uring, cqe);
         atomic_fetch_sub_explicit(&r->outstanding, 1, memory_order_release);
         io_part_done(p);
         n++;
     }
-    if (n) io_uring_cq_advance(&r->uring, n);
     return n;
 }
 
