@@ -83,11 +83,13 @@ uint64_t mem_total(const struct mem *m, enum mem_tier tier)
     return sum;
 }
 
-static const struct mem_row *largest_of(const struct mem *m, enum mem_tier tier)
+/* `option`: of those that an option shrinks, and that take anything. */
+static const struct mem_row *largest_of(const struct mem *m, enum mem_tier tier, bool option)
 {
     const struct mem_row *best = NULL;
     for (uint32_t i = 0; i < m->n_rows; i++) {
         const struct mem_row *r = &m->row[i];
+        if (option && (!r->option[0] || r->size_bytes == 0)) continue;
         if (r->tier == tier && (!best || r->size_bytes > best->size_bytes)) best = r;
     }
     return best;
@@ -98,16 +100,28 @@ stk_status mem_check_budgets(const struct mem *m, struct stk_error *err)
     for (int t = 0; t < MEM_TIER_N; t++) {
         uint64_t need = mem_total(m, (enum mem_tier)t), budget = m->budget_bytes[t];
         if (need <= budget) continue;
-        char need_text[24], budget_text[24], largest_text[24];
-        const struct mem_row *largest = largest_of(m, (enum mem_tier)t);
+        char need_text[32], budget_text[32], largest_text[24], helps_text[24];
+        const struct mem_row *largest = largest_of(m, (enum mem_tier)t, false),
+                             *helps = largest_of(m, (enum mem_tier)t, true);
         const char *option = m->budget_option[t];
+        char advice[160] = "";
+        mem_size_format(need, need_text);
+        mem_size_format(budget, budget_text);
+        if (strcmp(need_text, budget_text) == 0) { /* the text rounds it off */
+            snprintf(need_text, sizeof need_text, "%llu", (unsigned long long)need);
+            snprintf(budget_text, sizeof budget_text, "%llu bytes", (unsigned long long)budget);
+        }
+        if (helps == largest)
+            snprintf(advice, sizeof advice, ": try %s", helps->option);
+        else if (helps) /* nothing shrinks the largest: the next one that an option does */
+            snprintf(advice, sizeof advice, "; %s takes %s: try %s", helps->owner,
+                     mem_size_format(helps->size_bytes, helps_text), helps->option);
         return stk_error_set(
             err, STK_ERR_NOMEM, 0,
-            "%s memory: %s are needed, %s allows %s; the largest owner is %s with %s%s%s",
-            mem_tier_name((enum mem_tier)t), mem_size_format(need, need_text),
-            *option ? option : "the budget", mem_size_format(budget, budget_text), largest->owner,
-            mem_size_format(largest->size_bytes, largest_text), *largest->option ? ": try " : "",
-            largest->option);
+            "%s memory: %s are needed, %s allows %s; the largest owner is %s with %s%s",
+            mem_tier_name((enum mem_tier)t), need_text, *option ? option : "the budget",
+            budget_text, largest->owner,
+            mem_size_format(largest->size_bytes, largest_text), advice);
     }
     return STK_OK;
 }

@@ -24,8 +24,9 @@ stk_status mem_open(struct mem **out, struct stk_error *err);
 void mem_close(struct mem *m); /* frees every piece; NULL allowed */
 
 /* Budget of a tier; UINT64_MAX: unlimited (initially). mem_check_budgets sums the rows and refuses
- * with the numbers, the largest owner of that tier and the option that shrinks it (STK_ERR_NOMEM).
- * Options are printed as given: "--host-memory", "--optimizer-state nvme". */
+ * with the numbers, the largest owner of that tier, and the option that shrinks it or, when none
+ * does, the largest owner that has one (STK_ERR_NOMEM). Options are printed as given:
+ * "--host-memory", "--optimizer-state nvme". */
 void mem_set_budget(struct mem *m, enum mem_tier tier, uint64_t size_bytes,
                     const char *budget_option);
 uint64_t mem_budget(const struct mem *m, enum mem_tier tier);

@@ -153,6 +153,8 @@ static void stop_run(void *engine)
     exec_event_set(&e->run_event);
 }
 
+#define CLOSE_WAIT_NS (30ull * 1000000000u) /* for a drive that does not answer */
+
 /* Everything in flight ends before anything is freed: buffers belong to operations until then (INV-3). A run may be half done: the application left in the middle of a step. */
 static void quiesce(stk_engine *e)
 {
@@ -168,7 +170,9 @@ static void quiesce(stk_engine *e)
     if (e->copy_out) dev_sync(e->copy_out, &ignored);
     for (int i = 0; i < ENG_CASTS; i++)
         if (e->cast[i]) dev_sync(e->cast[i], &ignored);
-    uint64_t deadline = e->ex ? exec_now_ns(e->ex) + 30ull * 1000000000u : 0;
+    /* what has stalled already is not waited for as long again */
+    uint64_t patience = e->cfg.stall_ns && e->cfg.stall_ns < CLOSE_WAIT_NS ? e->cfg.stall_ns : CLOSE_WAIT_NS;
+    uint64_t deadline = e->ex ? exec_now_ns(e->ex) + patience : 0;
     if (e->store) store_drain(e->store, deadline, &ignored);
     if (e->io) io_drain(e->io, deadline, &ignored);
 }
@@ -197,6 +201,7 @@ void stk_close(stk_engine *e)
     dev_stream_close(e->copy_in);
     dev_stream_close(e->copy_out);
     for (int i = 0; i < ENG_CASTS; i++) dev_stream_close(e->cast[i]);
+    io_stop(e->io); /* a transfer that did not end in time must not find the store gone */
     store_close(e->store);
     io_close(e->io);
     if (e->lane) exec_lane_close(e->lane);

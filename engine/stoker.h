@@ -311,8 +311,9 @@ stk_status stk_grad_add(stk_engine *e, uint32_t tensor, uint64_t first, uint64_t
 
 /* --- checkpoints ------------------------------------------------------------------------------ */
 
-/* [waits] Complete copy in `dir`/step-<updates padded to 8>: formats/manifest.h. Written beside,
- * then renamed; what was there before stays valid on any error, and the engine goes on
+/* [waits] Complete copy in `dir`/step-<steps begun, padded to 8; skipped ones count>:
+ * formats/manifest.h. Written beside, then renamed; what was there before stays valid on any
+ * error, and the engine goes on
  * (STK_ERR_NOSPACE, _IO). `client_json`: an object kept in the manifest (may be NULL). `keep`:
  * newest so many are kept, 0: all. */
 stk_status stk_save(stk_engine *e, const char *dir, const char *client_json, uint32_t keep);

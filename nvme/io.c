@@ -134,6 +134,7 @@ static struct io_req *choose(struct io *io, struct io_drive *d)
 
 static void issue_all(struct io *io)
 {
+    if (io->closing) return;
     for (uint32_t i = 0; i < IO_DRIVES_MAX; i++) {
         struct io_drive *d = &io->drives[i];
         if (!d->open) continue;
@@ -201,8 +202,8 @@ static void part_result(struct io *io, struct io_part *p)
     }
     p->fruitless = progress ? 0 : p->fruitless + 1;
     req->moved_bytes += progress;
-    /* a part of a stopped request is not tried again */
-    if (req->status != STK_OK || p->fruitless >= IO_FRUITLESS_MAX) {
+    /* a part of a stopped request, or of a stopped io, is not tried again */
+    if (req->status != STK_OK || io->closing || p->fruitless >= IO_FRUITLESS_MAX) {
         part_free(io, p, STK_ERR_IO, result < 0 ? (int)-result : 0);
         return;
     }

@@ -85,7 +85,12 @@ struct io_stats { /* since io_open; any thread may copy it between steps */
  * STK_ERR_UNSUPPORTED: the kind asked for is refused by this machine (the sentence names seccomp,
  * the sysctl kernel.io_uring_disabled or memlock and the remedy). `*out` is NULL on error. */
 stk_status io_open(const struct io_cfg *cfg, struct io **out, struct stk_error *err);
-/* Nothing may be in flight (io_drain first). Closes files. NULL allowed. */
+/* Application's thread; for when io_drain gave up. Nothing new is started, submits are refused, and
+ * the backends end: io_uring's ring is closed (the kernel keeps the pages of what it still moves),
+ * the posix threads are waited for. What is done by then is reaped as ever; what is not never calls
+ * done. io_close does it too. NULL allowed. */
+void io_stop(struct io *io);
+/* Nothing may be in flight (io_drain first, or io_stop). Closes files. NULL allowed. */
 void io_close(struct io *io);
 /* "io_uring, O_DIRECT, registered buffers and files" / "posix threads (io_uring refused: EPERM
  * ...)"; valid until io_close. */

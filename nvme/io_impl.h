@@ -98,7 +98,8 @@ struct io {
     void *impl;
     enum io_kind kind;
     uint32_t align;
-    bool closing;
+    bool closing;            /* lane: nothing is started any more */
+    bool stopped;            /* application's thread: the backends have ended */
     struct io_file files[IO_FILES_MAX];
     struct io_drive drives[IO_DRIVES_MAX];
     struct io_region regions[IO_REGIONS_MAX];

@@ -116,13 +116,32 @@ static void leave_lane(void *arg)
     exec_event_set(&io->answered);
 }
 
+/* On the lane: from here on no part is started. */
+static void stop_starting(void *arg)
+{
+    struct io *io = arg;
+    io->closing = true;
+    exec_event_set(&io->answered);
+}
+
+void io_stop(struct io *io)
+{
+    if (!io || io->stopped) return;
+    exec_event_reset(&io->answered);
+    exec_task_init(&io->ask, stop_starting, io);
+    exec_post(io->cfg.lane, &io->ask);
+    exec_event_wait(&io->answered, UINT64_MAX, NULL);
+    for (uint32_t i = 0; i < IO_DRIVES_MAX; i++)
+        if (io->drives[i].open) io->backend->drive_close(io, &io->drives[i]);
+    io->backend->close(io);
+    io->stopped = true;
+}
+
 void io_close(struct io *io)
 {
     if (!io) return;
     /* Backends first: after that nobody posts to the lane but the lane itself. */
-    for (uint32_t i = 0; i < IO_DRIVES_MAX; i++)
-        if (io->drives[i].open) io->backend->drive_close(io, &io->drives[i]);
-    io->backend->close(io);
+    io_stop(io);
     exec_event_reset(&io->answered);
     exec_task_init(&io->ask, leave_lane, io);
     exec_post(io->cfg.lane, &io->ask);

@@ -138,15 +138,26 @@ stk_status store_open(const struct store_cfg *cfg, struct store **out, struct st
 
 static void left_lane(void *arg) { exec_event_set(&((struct store *)arg)->answered); }
 
+/* What is queued on the lane now has run when it returns. */
+static void pass_lane(struct store *s, struct exec_lane *lane)
+{
+    exec_event_reset(&s->answered);
+    exec_task_init(&s->ask, left_lane, s);
+    exec_post(lane, &s->ask);
+    exec_event_wait(&s->answered, UINT64_MAX, NULL);
+}
+
 void store_close(struct store *s)
 {
     if (!s) return;
     /* The last operation's task may still be leaving op_finish: a task behind it on the lane has
-     * seen it go. */
-    exec_event_reset(&s->answered);
-    exec_task_init(&s->ask, left_lane, s);
-    exec_post(s->lane, &s->ask);
-    exec_event_wait(&s->answered, UINT64_MAX, NULL);
+     * seen it go. After io_stop more may be on their way: from the lane to a checksum lane, back,
+     * refused by io, and to op_finish. */
+    for (int round = 0; round < 2; round++) {
+        pass_lane(s, s->lane);
+        for (uint32_t i = 0; i < s->n_lanes; i++) pass_lane(s, s->lanes[i]);
+        pass_lane(s, s->lane);
+    }
     for (uint32_t i = 0; i < s->n_lanes; i++) exec_lane_close(s->lanes[i]);
     store_files_close(s);
     sys_free(s->extents);

@@ -75,6 +75,12 @@ TEST(mem_budget_refusal_names_owner_and_option)
                            "state with 2.31 GiB: try --optimizer-state nvme")
           == 0);
     stk_error_clear(&err);
+    /* nothing shrinks the largest: the advice is about the next one that has an option */
+    CHECK_OK(mem_note(m, MEM_HOST, "program and libraries", "", 3000 * MIB, &err), &err);
+    CHECK(mem_check_budgets(m, &err) == STK_ERR_NOMEM
+          && strstr(err.text, "the largest owner is program and libraries with 2.93 GiB; optimizer "
+                              "state takes 2.31 GiB: try --optimizer-state nvme"));
+    stk_error_clear(&err);
     mem_set_budget(m, MEM_HOST, UINT64_MAX, NULL);
     CHECK_OK(mem_note(m, MEM_NVME, "x", "", UINT64_MAX - 5, &err), &err);
     CHECK_OK(mem_note(m, MEM_NVME, "y", "", 10, &err), &err); /* the sum does not wrap */

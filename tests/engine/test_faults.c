@@ -56,15 +56,18 @@ static stk_status sim_run(const char **text)
     return st;
 }
 
-/* `times`: 1 only the n-th, UINT64_MAX: from the n-th on. Far n are thinned out so that the suite stays short (STK_SOAK=1: every one to 1,000). */
+/* `times`: 1 only the n-th, UINT64_MAX: from the n-th on. A sample that thins out, other points with each STK_SEED, so that the suite stays short (STK_SOAK=1: every one to
+ * 1,000). */
 static void every_n(stk_status (*run)(const char **), int kind, uint64_t times)
 {
     const char *text;
     uint64_t points = 0, survived = 0;
     CHECK(run(&text) == STK_OK); /* warm: libraries keep what they took once */
     uint64_t before = sys_alloc_bytes();
-    uint64_t thin = getenv("STK_SOAK") ? 1000 : 3;
-    for (uint64_t n = 1;; n += 1 + n / thin) {
+    bool soak = getenv("STK_SOAK") != NULL;
+    struct rng r;
+    rng_seed_stream(&r, test_seed(), (uint64_t)kind);
+    for (uint64_t n = 1;; n += soak ? 1 + n / 1000 : 1 + rng_below(&r, 1 + n)) {
         sys_fault_arm(kinds[kind].call, n, times, kinds[kind].os_errno);
         stk_status st = run(&text);
         bool hit = sys_fault_seen(kinds[kind].call) >= n;

@@ -206,10 +206,9 @@ static bool duplicate_cast(struct victim *v)
 }
 static bool second_norm(struct victim *v) { return become(v, PLAN_UPDATE, any_node(v, PLAN_NORM)); }
 
-/* Removes the last node of a kind with all its edges. */
-static bool drop(struct victim *v, enum plan_kind kind)
+/* Removes a node with all its edges. */
+static bool drop_node(struct victim *v, uint32_t i)
 {
-    uint32_t i = any_node(v, kind);
     if (i == PLAN_NO) return false;
     struct plan *p = v->p;
     p->bytes[p->nodes[i].resource] -= p->nodes[i].bytes;
@@ -231,6 +230,15 @@ static bool drop(struct victim *v, enum plan_kind kind)
     for (uint32_t k = 0; k < p->n_visits; k++) p->visits[k].node -= p->visits[k].node > i;
     mirror(p);
     return true;
+}
+static bool drop(struct victim *v, enum plan_kind kind) { return drop_node(v, any_node(v, kind)); }
+/* Nothing else in the period waits for it: only the next one would read old moments. */
+static bool drop_opt_write_back(struct victim *v)
+{
+    for (uint32_t i = v->p->n_nodes; i-- > 0;)
+        if (v->p->nodes[i].kind == PLAN_WRITE_BACK && v->p->nodes[i].state == CHUNK_OPT)
+            return drop_node(v, i);
+    return false;
 }
 static bool drop_write_back(struct victim *v) { return drop(v, PLAN_WRITE_BACK); }
 static bool drop_fetch(struct victim *v) { return drop(v, PLAN_FETCH); }
@@ -385,6 +393,7 @@ static const struct {
     { "duplicate_cast", duplicate_cast },
     { "second_norm", second_norm },
     { "drop_write_back", drop_write_back },
+    { "drop_opt_write_back", drop_opt_write_back },
     { "drop_fetch", drop_fetch },
     { "drop_copy_in", drop_copy_in },
     { "drop_update", drop_update },

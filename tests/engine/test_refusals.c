@@ -57,7 +57,7 @@ TEST(mem_02_host_budget_below_what_is_needed)
     toy_init(&t, 3, 2);
     world_place(&t, WORLD_HOST);
     t.cfg.host_memory = 4u << 20;
-    refused(&t, STK_ERR_NOMEM, "--host-memory", "MiB", "--");
+    refused(&t, STK_ERR_NOMEM, "--host-memory", "MiB", "try --");
 }
 
 /* MEM-04: a staging pool that is too large is refused with its owner and the option that shrinks it. */

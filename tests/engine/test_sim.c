@@ -5,6 +5,7 @@
  * The canary proves that the harness would notice: the medium is damaged where no checksum looks, and the run must come out wrong. STK_SOAK=1: 20,000 seeds. */
 #include "engine/engine.h"
 #include "nvme/io_sim.h"
+#include "nvme/store_impl.h"
 #include "tests/engine/mlp.h"
 
 struct result { stk_status status; uint64_t hash, trace; char text[640]; };
@@ -41,6 +42,8 @@ static void keep(struct result *r, stk_status st, const stk_engine *e)
 }
 
 /* One run: fill, steps, hash. `seed` decides the order of everything, the faults, and which variant of the client runs. */
+static bool checks_off; /* the canary: the store compares no checksums */
+
 static struct result sim_run(uint64_t seed, const struct io_sim_faults *faults, stk_device_kind device, uint64_t *damage)
 {
     struct result r = { 0 };
@@ -56,6 +59,7 @@ static struct result sim_run(uint64_t seed, const struct io_sim_faults *faults, 
     t.cfg.poison = false;
     sim_config(&t.cfg, seed, &sim);
     stk_status st = toy_open(&t);
+    if (st == STK_OK && checks_off) t.e->store->checksums = false;
     if (st == STK_OK) st = toy_fill(&t);
     for (int i = 0; st == STK_OK && i < SIM_STEPS; i++) st = toy_step(&t, 1e-3, NULL);
     if (st == STK_OK) st = toy_hash(&t, &r.hash);
@@ -237,6 +241,25 @@ TEST(sim_canary_a_planted_fault_is_found)
         stk_close(t.e);
         io_sim_disk_free(sim.disk);
     }
+}
+
+/* The harness itself: with the store's checks taken out, the same thousand seeds must not pass. */
+TEST(sim_canary_without_checksums_the_harness_fails)
+{
+    uint32_t errors = 0, hit = 0, found = 0, seeds = 0;
+    struct result ref = sim_run(1, NULL, STK_DEVICE_HOST, NULL);
+    checks_off = true;
+    fflush(stdout);
+    for (; seeds < 100 && found < 3; seeds++) {
+        struct io_sim_faults f = seed_faults(test_seed() + seeds);
+        struct result r = sim_run(test_seed() + seeds, &f, devices[seeds % 3], NULL);
+        hit += r.status == STK_OK;
+        errors += r.status != STK_OK;
+        found += r.status == STK_OK ? r.hash != ref.hash : !clean(&r);
+    }
+    checks_off = false;
+    printf("# without checksums: wrong bits in %u of %u runs that ended well, %u ended in an error\n", found, hit, errors);
+    CHECK(found == 3);
 }
 
 int main(int argc, char **argv)
