@@ -103,8 +103,9 @@ void cpu_ftz_leave(uint32_t saved) { (void)saved; }
 
 #endif
 
-/* Found once, before main: CPUID leaves a virtual machine (43 us for the question, measured), too much for each conversion
- * of a chunk. Asked by another constructor before this one ran, the answer is CPU_SCALAR: slower, the same bits. */
+/* Found once, before main: CPUID leaves a virtual machine (43 us for the question, measured), too
+ * much for each conversion of a chunk. Asked by another constructor before this one ran, the answer
+ * is CPU_SCALAR: slower, the same bits. */
 static enum cpu_isa isa_found = CPU_SCALAR;
 __attribute__((constructor)) static void find_isa(void) { isa_found = isa_of_processor(); }
 

@@ -1,6 +1,7 @@
 /* engine/api.c - opening, describing and closing an engine; small questions. Application's thread.
  *
- * Owns the engine object and the order in which its parts are opened and closed. Must not know plans or chunks. */
+ * Owns the engine object and the order in which its parts are opened and closed. Must not know
+ * plans or chunks. */
 #include "engine/engine.h"
 #include "base/sys.h"
 #include <stdarg.h>
@@ -31,34 +32,48 @@ void eng_note(stk_engine *e, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(line, sizeof line, fmt, ap);
     va_end(ap);
-    if (e->n_notes < sizeof e->notes / sizeof *e->notes && (e->notes[e->n_notes] = sys_strdup(line))) e->n_notes++;
+    if (e->n_notes < sizeof e->notes / sizeof *e->notes &&
+        (e->notes[e->n_notes] = sys_strdup(line)))
+        e->n_notes++;
 }
 
 stk_status eng_refuse_state(stk_engine *e, const char *call, const char *expected)
 {
-    static const char *const names[] = { "being described", "planned without memory (dry)", "between steps", "inside a step",
+    static const char *const names[] = { "being described",      "planned without memory (dry)",
+                                         "between steps",        "inside a step",
                                          "inside an evaluation", "failed" };
     if (e->state == ENG_FAILED && e->fail.code != STK_OK)
-        return stk_error_set(&e->err, STK_ERR_STATE, 0, "%s: the engine has failed (%s); close it and resume from a checkpoint", call,
-                             e->fail.text);
-    return stk_error_set(&e->err, STK_ERR_STATE, 0, "%s is allowed %s; the engine is %s", call, expected, names[e->state]);
+        return stk_error_set(
+            &e->err, STK_ERR_STATE, 0,
+            "%s: the engine has failed (%s); close it and resume from a checkpoint", call,
+            e->fail.text);
+    return stk_error_set(&e->err, STK_ERR_STATE, 0, "%s is allowed %s; the engine is %s", call,
+                         expected, names[e->state]);
 }
 
-/* Choices are indices into tables: one that this version does not know is refused, never taken for another. */
+/* Choices are indices into tables: one that this version does not know is refused, never taken for
+ * another. */
 static stk_status check_choices(stk_engine *e)
 {
     const stk_config *c = &e->cfg;
-    const struct { const char *name; int value, last; } choices[] = {
-        { "device", (int)c->device, STK_DEVICE_SIM }, { "params", (int)c->params, STK_TIER_NVME },
-        { "optimizer_state", (int)c->optimizer_state, STK_TIER_NVME }, { "grads", (int)c->grads, STK_TIER_NVME },
-        { "activations", (int)c->activations, STK_ACT_HOST }, { "accumulate", (int)c->accumulate, STK_ACCUMULATE_MICRO },
-        { "update", (int)c->update, STK_UPDATE_CHASE }, { "optimizer", (int)c->optimizer, STK_ADAM },
-        { "matmul", (int)c->matmul, STK_MATMUL_BF16 }, { "storage", (int)c->storage, STK_STORAGE_SIM },
+    const struct { const char *name; int value, last;
+    } choices[] = {
+        { "device", (int)c->device, STK_DEVICE_SIM },
+        { "params", (int)c->params, STK_TIER_NVME },
+        { "optimizer_state", (int)c->optimizer_state, STK_TIER_NVME },
+        { "grads", (int)c->grads, STK_TIER_NVME },
+        { "activations", (int)c->activations, STK_ACT_HOST },
+        { "accumulate", (int)c->accumulate, STK_ACCUMULATE_MICRO },
+        { "update", (int)c->update, STK_UPDATE_CHASE },
+        { "optimizer", (int)c->optimizer, STK_ADAM },
+        { "matmul", (int)c->matmul, STK_MATMUL_BF16 },
+        { "storage", (int)c->storage, STK_STORAGE_SIM },
     };
     for (size_t i = 0; i < sizeof choices / sizeof *choices; i++)
         if (choices[i].value < 0 || choices[i].value > choices[i].last)
-            return stk_error_set(&e->err, STK_ERR_CONFIG, 0, "%s is %d: this version knows 0 to %d (engine/stoker.h)", choices[i].name, choices[i].value,
-                                 choices[i].last);
+            return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
+                                 "%s is %d: this version knows 0 to %d (engine/stoker.h)",
+                                 choices[i].name, choices[i].value, choices[i].last);
     return STK_OK;
 }
 
@@ -66,23 +81,38 @@ static stk_status check_range(stk_engine *e)
 {
     const stk_config *c = &e->cfg;
     struct stk_error *err = &e->err;
-    if (c->micro_batches == 0) return stk_error_set(err, STK_ERR_CONFIG, 0, "micro_batches is 0: at least one is needed");
+    if (c->micro_batches == 0)
+        return stk_error_set(err, STK_ERR_CONFIG, 0, "micro_batches is 0: at least one is needed");
     if (!(c->beta1 >= 0 && c->beta1 < 1) || !(c->beta2 >= 0 && c->beta2 < 1))
-        return stk_error_set(err, STK_ERR_CONFIG, 0, "beta1 %g and beta2 %g must be in [0, 1)", c->beta1, c->beta2);
-    if (!(c->eps > 0)) return stk_error_set(err, STK_ERR_CONFIG, 0, "eps %g must be above 0", c->eps);
-    if (!(c->clip >= 0)) return stk_error_set(err, STK_ERR_CONFIG, 0, "clip %g must be 0 (off) or above", c->clip);
+        return stk_error_set(err, STK_ERR_CONFIG, 0, "beta1 %g and beta2 %g must be in [0, 1)",
+                             c->beta1, c->beta2);
+    if (!(c->eps > 0))
+        return stk_error_set(err, STK_ERR_CONFIG, 0, "eps %g must be above 0", c->eps);
+    if (!(c->clip >= 0))
+        return stk_error_set(err, STK_ERR_CONFIG, 0, "clip %g must be 0 (off) or above", c->clip);
     if (c->dtype != STK_BF16 && c->dtype != STK_FP16)
-        return stk_error_set(err, STK_ERR_CONFIG, 0, "dtype must be bf16 or fp16: the master is always fp32");
+        return stk_error_set(err, STK_ERR_CONFIG, 0,
+                             "dtype must be bf16 or fp16: the master is always fp32");
     if (c->chunk_elems % 2048)
-        return stk_error_set(err, STK_ERR_CONFIG, 0, "chunk_elems %u must be a multiple of 2048 (4 KiB of 16-bit parameters)",
-                             c->chunk_elems);
+        return stk_error_set(
+            err, STK_ERR_CONFIG, 0,
+            "chunk_elems %u must be a multiple of 2048 (4 KiB of 16-bit parameters)",
+            c->chunk_elems);
     if (c->device == STK_DEVICE_SIM && !c->simulate)
-        return stk_error_set(err, STK_ERR_CONFIG, 0, "the sim device has modelled time: it needs simulated execution (simulate)");
+        return stk_error_set(
+            err, STK_ERR_CONFIG, 0,
+            "the sim device has modelled time: it needs simulated execution (simulate)");
     if (!c->own_order) return STK_OK;
-    if (c->own_visits_max == 0) return stk_error_set(err, STK_ERR_CONFIG, 0, "own_order needs own_visits_max, the most visits of a step; it is 0");
-    if (c->own_held_max == 0) return stk_error_set(err, STK_ERR_CONFIG, 0, "own_order needs own_held_max, the most blocks held at once; it is 0");
+    if (c->own_visits_max == 0)
+        return stk_error_set(err, STK_ERR_CONFIG, 0,
+                             "own_order needs own_visits_max, the most visits of a step; it is 0");
+    if (c->own_held_max == 0)
+        return stk_error_set(err, STK_ERR_CONFIG, 0,
+                             "own_order needs own_held_max, the most blocks held at once; it is 0");
     if (c->device != STK_DEVICE_HOST)
-        return stk_error_set(err, STK_ERR_UNSUPPORTED, 0, "own_order needs a device that reads host memory in place: device host");
+        return stk_error_set(
+            err, STK_ERR_UNSUPPORTED, 0,
+            "own_order needs a device that reads host memory in place: device host");
     return STK_OK;
 }
 
@@ -92,10 +122,12 @@ static stk_status copy_config(stk_engine *e, const stk_config *c)
     memcpy(&e->cfg, c, c->size < sizeof e->cfg ? c->size : sizeof e->cfg);
     if (!e->cfg.chunk_elems) e->cfg.chunk_elems = CHUNK_ELEMS_DEFAULT;
     e->loss_scale = 1.0;
-    if (e->cfg.dtype == STK_FP16) e->loss_scale = e->cfg.loss_scale > 0 ? e->cfg.loss_scale : 65536.0;
+    if (e->cfg.dtype == STK_FP16)
+        e->loss_scale = e->cfg.loss_scale > 0 ? e->cfg.loss_scale : 65536.0;
     if (!e->cfg.skip_limit) e->cfg.skip_limit = 50;
     for (uint32_t i = 0; i < STK_NVME_MAX && c->nvme[i]; i++) {
-        if (!(e->paths[i] = sys_strdup(c->nvme[i]))) return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory");
+        if (!(e->paths[i] = sys_strdup(c->nvme[i])))
+            return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory");
         e->n_paths++;
     }
     e->client_numerics = sys_strdup(c->client_numerics ? c->client_numerics : "");
@@ -116,17 +148,26 @@ static stk_status open_machine(stk_engine *e)
     static const enum dev_matmul products[] = { DEV_MATMUL_AUTO, DEV_MATMUL_F32, DEV_MATMUL_BF16 };
     struct mem_limits lim;
     mem_limits_read("", &lim);
-    /* A device without a given cap has what is free; the host kinds share the host's memory: half of it. */
-    uint64_t cap = c->device_memory || c->device == STK_DEVICE_HOST ? c->device_memory : lim.available_bytes / 2;
+    /* A device without a given cap has what is free; the host kinds share the host's memory: half
+     * of it. */
+    uint64_t cap = c->device_memory || c->device == STK_DEVICE_HOST ? c->device_memory
+                                                                    : lim.available_bytes / 2;
     e->device_limit = cap ? cap : UINT64_MAX;
-    struct dev_cfg dc = { .kind = kinds[c->device], .ex = e->ex, .memory_bytes = cap, .compute_threads = c->compute_threads,
-                          .matmul = products[c->matmul], .seed = c->seed, .poison = c->poison, .model = c->sim_model };
+    struct dev_cfg dc = { .kind = kinds[c->device],
+                          .ex = e->ex,
+                          .memory_bytes = cap,
+                          .compute_threads = c->compute_threads,
+                          .matmul = products[c->matmul],
+                          .seed = c->seed,
+                          .poison = c->poison,
+                          .model = c->sim_model };
     STK_TRY(dev_open(&dc, &e->dev, err));
     dev_caps_read(e->dev, &e->caps);
     STK_TRY(dev_stream_open(e->dev, "compute", 0, &e->compute, err));
     STK_TRY(dev_stream_open(e->dev, "copy-in", 0, &e->copy_in, err));
     STK_TRY(dev_stream_open(e->dev, "copy-out", 0, &e->copy_out, err));
-    for (int i = 0; i < ENG_CASTS; i++) STK_TRY(dev_stream_open(e->dev, i ? "cast 1" : "cast 0", 0, &e->cast[i], err));
+    for (int i = 0; i < ENG_CASTS; i++)
+        STK_TRY(dev_stream_open(e->dev, i ? "cast 1" : "cast 0", 0, &e->cast[i], err));
     e->adam = adam_pick(NULL);
     eng_note(e, "device: %s", e->caps.numerics);
     eng_note(e, "update: %s", e->adam->name);
@@ -155,7 +196,8 @@ static void stop_run(void *engine)
 
 #define CLOSE_WAIT_NS (30ull * 1000000000u) /* for a drive that does not answer */
 
-/* Everything in flight ends before anything is freed: buffers belong to operations until then (INV-3). A run may be half done: the application left in the middle of a step. */
+/* Everything in flight ends before anything is freed: buffers belong to operations until then
+ * (INV-3). A run may be half done: the application left in the middle of a step. */
 static void quiesce(stk_engine *e)
 {
     struct stk_error ignored = { 0 };
@@ -171,7 +213,8 @@ static void quiesce(stk_engine *e)
     for (int i = 0; i < ENG_CASTS; i++)
         if (e->cast[i]) dev_sync(e->cast[i], &ignored);
     /* what has stalled already is not waited for as long again */
-    uint64_t patience = e->cfg.stall_ns && e->cfg.stall_ns < CLOSE_WAIT_NS ? e->cfg.stall_ns : CLOSE_WAIT_NS;
+    uint64_t patience =
+        e->cfg.stall_ns && e->cfg.stall_ns < CLOSE_WAIT_NS ? e->cfg.stall_ns : CLOSE_WAIT_NS;
     uint64_t deadline = e->ex ? exec_now_ns(e->ex) + patience : 0;
     if (e->store) store_drain(e->store, deadline, &ignored);
     if (e->io) io_drain(e->io, deadline, &ignored);
@@ -180,7 +223,8 @@ static void quiesce(stk_engine *e)
 static void free_description(stk_engine *e)
 {
     for (uint32_t i = 0; i < e->n_blocks; i++) {
-        for (uint32_t k = 0; k < e->blocks[i].n_tensors; k++) sys_free((char *)(uintptr_t)e->blocks[i].tensors[k].name);
+        for (uint32_t k = 0; k < e->blocks[i].n_tensors; k++)
+            sys_free((char *)(uintptr_t)e->blocks[i].tensors[k].name);
         sys_free(e->blocks[i].tensors);
         sys_free(e->blocks[i].name);
     }
@@ -225,7 +269,7 @@ void stk_close(stk_engine *e)
     sys_free(e);
 }
 
-/* --- description --------------------------------------------------------------------------------------------------------------------- */
+/* --- description ------------------------------------------------------------------------------ */
 
 static bool copy_tensors(struct eng_block_desc *b, const stk_tensor_desc *t, uint32_t n)
 {
@@ -241,14 +285,19 @@ static bool copy_tensors(struct eng_block_desc *b, const stk_tensor_desc *t, uin
 }
 
 /* Grows an array by one; NULL when memory is exhausted (the old one stays). */
-static void *grow_one(void *p, uint32_t n, size_t item) { return sys_realloc(p, ((size_t)n + 1) * item); }
+static void *grow_one(void *p, uint32_t n, size_t item)
+{
+    return sys_realloc(p, ((size_t)n + 1) * item);
+}
 
-stk_status stk_block(stk_engine *e, const char *name, const stk_tensor_desc *tensors, uint32_t n, uint32_t *block, uint32_t *first_tensor)
+stk_status stk_block(stk_engine *e, const char *name, const stk_tensor_desc *tensors, uint32_t n,
+                     uint32_t *block, uint32_t *first_tensor)
 {
     stk_error_clear(&e->err);
     if (e->state != ENG_DESCRIBE) return eng_refuse_state(e, "stk_block", "before stk_seal");
     struct eng_block_desc *all = grow_one(e->blocks, e->n_blocks, sizeof *all);
-    if (!all) return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory to describe block %s", name);
+    if (!all)
+        return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory to describe block %s", name);
     e->blocks = all;
     struct eng_block_desc *b = &all[e->n_blocks];
     *b = (struct eng_block_desc){ .first_tensor = e->n_tensors };
@@ -272,9 +321,12 @@ stk_status stk_order(stk_engine *e, const stk_place *places, uint32_t n)
     if (e->state != ENG_DESCRIBE) return eng_refuse_state(e, "stk_order", "before stk_seal");
     for (uint32_t i = 0; i < n; i++)
         if (places[i].block >= e->n_blocks)
-            return stk_error_set(&e->err, STK_ERR_CONFIG, 0, "place %u names block %u; there are %u", i, places[i].block, e->n_blocks);
+            return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
+                                 "place %u names block %u; there are %u", i, places[i].block,
+                                 e->n_blocks);
     stk_place *copy = sys_calloc(n ? n : 1, sizeof *copy);
-    if (!copy) return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory for an order of %u places", n);
+    if (!copy)
+        return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory for an order of %u places", n);
     memcpy(copy, places, n * sizeof *copy);
     sys_free(e->places);
     e->places = copy;
@@ -290,7 +342,8 @@ stk_status stk_workspace(stk_engine *e, uint64_t size_bytes)
     return STK_OK;
 }
 
-stk_status stk_reserve(stk_engine *e, stk_where where, const char *owner, uint64_t size_bytes, uint32_t *handle)
+stk_status stk_reserve(stk_engine *e, stk_where where, const char *owner, uint64_t size_bytes,
+                       uint32_t *handle)
 {
     stk_error_clear(&e->err);
     if (e->state != ENG_DESCRIBE) return eng_refuse_state(e, "stk_reserve", "before stk_seal");
@@ -310,7 +363,7 @@ void *stk_reserved(stk_engine *e, uint32_t handle)
     return e->reserves[handle].base;
 }
 
-/* --- questions -------------------------------------------------------------------------------------------------------------------------- */
+/* --- questions -------------------------------------------------------------------------------- */
 
 const char *stk_error_text(const stk_engine *e) { return e->err.text; }
 const char *stk_numerics(const stk_engine *e) { return e->numerics; }
@@ -319,7 +372,8 @@ struct dev_stream *stk_compute_stream(stk_engine *e) { return e->compute; }
 uint64_t stk_trace_hash(const stk_engine *e) { return exec_trace_hash(e->ex); }
 uint64_t stk_now_ns(const stk_engine *e) { return exec_now_ns(e->ex); }
 
-bool stk_table(const stk_engine *e, uint32_t i, const char **tier, const char **owner, uint64_t *size_bytes)
+bool stk_table(const stk_engine *e, uint32_t i, const char **tier, const char **owner,
+               uint64_t *size_bytes)
 {
     if (!e->mem || i >= mem_rows(e->mem)) return false;
     const struct mem_row *r = mem_row_at(e->mem, i);
@@ -355,5 +409,6 @@ stk_status stk_plan_write(stk_engine *e, const char *path, bool trace)
         plan_print(p, f);
     bool bad = ferror(f) != 0;
     bad |= fclose(f) != 0;
-    return bad ? stk_error_set(&e->err, STK_ERR_IO, 0, "%s: writing the plan failed", path) : STK_OK;
+    return bad ? stk_error_set(&e->err, STK_ERR_IO, 0, "%s: writing the plan failed", path)
+               : STK_OK;
 }

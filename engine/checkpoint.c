@@ -1,7 +1,9 @@
-/* engine/checkpoint.c - complete copies that never refer to the store: a folder with a manifest and safetensors (fp32 master, exp_avg, exp_avg_sq).
+/* engine/checkpoint.c - complete copies that never refer to the store: a folder with a manifest and
+ * safetensors (fp32 master, exp_avg, exp_avg_sq).
  *
- * Application's thread, between steps; streams chunk by chunk through state.c's staging, so memory does not grow with the model (CKP-19). Written beside and renamed
- * (formats/manifest.h), so a kill or a full disk never harms the checkpoint before. Must not know model families. */
+ * Application's thread, between steps; streams chunk by chunk through state.c's staging, so memory
+ * does not grow with the model (CKP-19). Written beside and renamed (formats/manifest.h), so a kill
+ * or a full disk never harms the checkpoint before. Must not know model families. */
 #include "engine/state.h"
 #include "base/sys.h"
 #include "formats/manifest.h"
@@ -15,16 +17,20 @@
 
 static const char *const suffix[3] = { "", ".exp_avg", ".exp_avg_sq" };
 
-static uint64_t tensor_bytes(const struct stk_tensor *t) { return t->n_elems * (t->frozen ? 2 : 12); }
+static uint64_t tensor_bytes(const struct stk_tensor *t)
+{
+    return t->n_elems * (t->frozen ? 2 : 12);
+}
 
 uint64_t stk_save_bytes(const stk_engine *e)
 {
     uint64_t sum = 65536;
-    for (uint32_t i = 0; e->layout && i < e->layout->n_tensors; i++) sum += tensor_bytes(&e->layout->tensors[i]) + 1024;
+    for (uint32_t i = 0; e->layout && i < e->layout->n_tensors; i++)
+        sum += tensor_bytes(&e->layout->tensors[i]) + 1024;
     return sum;
 }
 
-/* --- writing ------------------------------------------------------------------------------------------------------------------------------ */
+/* --- writing ---------------------------------------------------------------------------------- */
 
 struct saver {
     stk_engine *e;
@@ -45,7 +51,8 @@ static stk_status declare_tensor(struct saver *s, uint32_t i)
     for (int k = 0; k < (t->frozen ? 1 : 3); k++) {
         char name[512];
         snprintf(name, sizeof name, "%s%s", t->name, suffix[k]);
-        STK_TRY(st_writer_declare(s->w, name, t->frozen ? half : ST_F32, 1, &t->n_elems, &s->index[3 * i + k], &e->err));
+        STK_TRY(st_writer_declare(s->w, name, t->frozen ? half : ST_F32, 1, &t->n_elems,
+                                  &s->index[3 * i + k], &e->err));
     }
     return STK_OK;
 }
@@ -62,15 +69,18 @@ static stk_status open_file(struct saver *s, uint32_t b)
     for (s->end_block = b; s->end_block < e->layout->n_blocks; s->end_block++) {
         const struct stk_block *blk = &e->layout->blocks[s->end_block];
         uint64_t more = 0;
-        for (uint32_t i = 0; i < blk->n_tensors; i++) more += tensor_bytes(&e->layout->tensors[blk->first_tensor + i]);
+        for (uint32_t i = 0; i < blk->n_tensors; i++)
+            more += tensor_bytes(&e->layout->tensors[blk->first_tensor + i]);
         if (s->end_block > b && bytes + more > FILE_BYTES_MAX) break;
         bytes += more;
-        for (uint32_t i = 0; i < blk->n_tensors; i++) STK_TRY(declare_tensor(s, blk->first_tensor + i));
+        for (uint32_t i = 0; i < blk->n_tensors; i++)
+            STK_TRY(declare_tensor(s, blk->first_tensor + i));
     }
     return st_writer_begin(s->w, &e->err);
 }
 
-static void save_piece(void *arg, uint32_t tensor, uint64_t tensor_elem, uint32_t chunk_elem, uint32_t n)
+static void save_piece(void *arg, uint32_t tensor, uint64_t tensor_elem, uint32_t chunk_elem,
+                       uint32_t n)
 {
     struct saver *s = arg;
     stk_engine *e = s->e;
@@ -78,13 +88,18 @@ static void save_piece(void *arg, uint32_t tensor, uint64_t tensor_elem, uint32_
     const uint32_t *index = &s->index[3 * tensor];
     if (s->st != STK_OK) return;
     if (v->frozen) {
-        s->st = st_writer_write(s->w, index[0], tensor_elem * 2, v->param + chunk_elem, 2ull * n, &e->err);
+        s->st = st_writer_write(s->w, index[0], tensor_elem * 2, v->param + chunk_elem, 2ull * n,
+                                &e->err);
         return;
     }
     state_master_get(e, v, chunk_elem, n, e->sio->work[0]);
     s->st = st_writer_write(s->w, index[0], tensor_elem * 4, e->sio->work[0], 4ull * n, &e->err);
-    if (s->st == STK_OK) s->st = st_writer_write(s->w, index[1], tensor_elem * 4, v->exp_avg + chunk_elem, 4ull * n, &e->err);
-    if (s->st == STK_OK) s->st = st_writer_write(s->w, index[2], tensor_elem * 4, v->exp_avg_sq + chunk_elem, 4ull * n, &e->err);
+    if (s->st == STK_OK)
+        s->st = st_writer_write(s->w, index[1], tensor_elem * 4, v->exp_avg + chunk_elem, 4ull * n,
+                                &e->err);
+    if (s->st == STK_OK)
+        s->st = st_writer_write(s->w, index[2], tensor_elem * 4, v->exp_avg_sq + chunk_elem,
+                                4ull * n, &e->err);
 }
 
 static stk_status save_block(struct saver *s, uint32_t b)
@@ -109,7 +124,8 @@ static stk_status save_tensors(stk_engine *e, const char *folder)
 {
     struct saver s = { .e = e, .folder = folder };
     s.index = sys_calloc(3ull * e->layout->n_tensors + 1, sizeof *s.index);
-    if (!s.index) return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory to write a checkpoint");
+    if (!s.index)
+        return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory to write a checkpoint");
     stk_status st = STK_OK;
     for (uint32_t b = 0; st == STK_OK && b < e->layout->n_blocks; b++) st = save_block(&s, b);
     if (s.w) st_writer_abandon(s.w);
@@ -119,18 +135,22 @@ static stk_status save_tensors(stk_engine *e, const char *folder)
 
 static json_t *manifest_document(stk_engine *e, const char *client_json)
 {
-    json_t *tensors = json_array(), *client = client_json ? json_loads(client_json, 0, NULL) : json_object();
+    json_t *tensors = json_array(),
+           *client = client_json ? json_loads(client_json, 0, NULL) : json_object();
     for (uint32_t i = 0; i < e->layout->n_tensors; i++) {
         const struct stk_tensor *t = &e->layout->tensors[i];
-        json_array_append_new(tensors, json_pack("{s:s, s:I, s:b, s:I}", "name", t->name, "elements", (json_int_t)t->n_elems, "frozen",
+        json_array_append_new(tensors, json_pack("{s:s, s:I, s:b, s:I}", "name", t->name,
+                                                 "elements", (json_int_t)t->n_elems, "frozen",
                                                  (int)t->frozen, "steps", (json_int_t)t->steps));
     }
     if (!client) client = json_object();
-    return json_pack("{s:i, s:I, s:I, s:I, s:I, s:f, s:I, s:s, s:s, s:s, s:o, s:o}", "format", MANIFEST_VERSION, "step", (json_int_t)e->begun,
-                     "updates", (json_int_t)e->updates, "skipped_total", (json_int_t)e->skipped_total, "skipped_in_a_row",
-                     (json_int_t)e->skipped_row, "loss_scale", e->loss_scale, "scale_good", (json_int_t)e->scale_good, "numerics",
-                     e->numerics, "dtype", e->cfg.dtype == STK_FP16 ? "fp16" : "bf16", "moments", "fp32", "tensors", tensors, "client",
-                     client);
+    return json_pack("{s:i, s:I, s:I, s:I, s:I, s:f, s:I, s:s, s:s, s:s, s:o, s:o}", "format",
+                     MANIFEST_VERSION, "step", (json_int_t)e->begun, "updates",
+                     (json_int_t)e->updates, "skipped_total", (json_int_t)e->skipped_total,
+                     "skipped_in_a_row", (json_int_t)e->skipped_row, "loss_scale", e->loss_scale,
+                     "scale_good", (json_int_t)e->scale_good, "numerics", e->numerics, "dtype",
+                     e->cfg.dtype == STK_FP16 ? "fp16" : "bf16", "moments", "fp32", "tensors",
+                     tensors, "client", client);
 }
 
 static stk_status check_client_json(stk_engine *e, const char *client_json)
@@ -139,7 +159,8 @@ static stk_status check_client_json(stk_engine *e, const char *client_json)
     json_t *doc = client_json ? json_loads(client_json, 0, &why) : json_object();
     bool object = json_is_object(doc);
     if (!object)
-        stk_error_set(&e->err, STK_ERR_CONFIG, 0, "stk_save: client_json must be one JSON object: %s",
+        stk_error_set(&e->err, STK_ERR_CONFIG, 0,
+                      "stk_save: client_json must be one JSON object: %s",
                       doc ? "it is another kind of value" : why.text);
     json_decref(doc);
     return object ? STK_OK : STK_ERR_CONFIG;
@@ -152,18 +173,22 @@ stk_status stk_save(stk_engine *e, const char *dir, const char *client_json, uin
     STK_TRY(stk_flush(e));
     STK_TRY(check_client_json(e, client_json));
     char *partial = NULL;
-    if (sys_mkdirs(dir) != 0) return stk_error_set(&e->err, STK_ERR_IO, errno, "%s: the checkpoint folder cannot be made: %s", dir, strerror(errno));
+    if (sys_mkdirs(dir) != 0)
+        return stk_error_set(&e->err, STK_ERR_IO, errno,
+                             "%s: the checkpoint folder cannot be made: %s", dir, strerror(errno));
     int64_t room = sys_disk_free(dir);
     uint64_t need = stk_save_bytes(e);
     char a[32], b[32];
     if (room >= 0 && (uint64_t)room < need)
         return stk_error_set(&e->err, STK_ERR_NOSPACE, ENOSPC,
-                             "%s: a checkpoint needs %s, %s are free; the last one is untouched: free space or lower --keep-checkpoints", dir,
-                             mem_size_format(need, a), mem_size_format((uint64_t)room, b));
+                             "%s: a checkpoint needs %s, %s are free; the last one is untouched: "
+                             "free space or lower --keep-checkpoints",
+                             dir, mem_size_format(need, a), mem_size_format((uint64_t)room, b));
     STK_TRY(manifest_begin(dir, e->begun, &partial, &e->err));
     stk_status st = save_tensors(e, partial);
     json_t *doc = st == STK_OK ? manifest_document(e, client_json) : NULL;
-    if (st == STK_OK && !doc) st = stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory for the manifest");
+    if (st == STK_OK && !doc)
+        st = stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory for the manifest");
     if (st == STK_OK)
         st = manifest_commit(dir, e->begun, partial, doc, &e->err);
     else
@@ -174,7 +199,7 @@ stk_status stk_save(stk_engine *e, const char *dir, const char *client_json, uin
     return st;
 }
 
-/* --- reading --------------------------------------------------------------------------------------------------------------------------------- */
+/* --- reading ---------------------------------------------------------------------------------- */
 
 struct loader {
     stk_engine *e;
@@ -185,7 +210,8 @@ struct loader {
     stk_status st;
 };
 
-static const struct st_tensor *find_tensor(struct loader *l, const char *name, struct st_file **file)
+static const struct st_tensor *find_tensor(struct loader *l, const char *name,
+                                           struct st_file **file)
 {
     for (uint32_t i = 0; i < l->n_files; i++) {
         const struct st_tensor *t = st_find(l->files[i], name);
@@ -197,7 +223,8 @@ static const struct st_tensor *find_tensor(struct loader *l, const char *name, s
     return NULL;
 }
 
-static stk_status read_part(struct loader *l, const struct stk_tensor *t, int k, uint64_t first, uint32_t n, void *out)
+static stk_status read_part(struct loader *l, const struct stk_tensor *t, int k, uint64_t first,
+                            uint32_t n, void *out)
 {
     char name[512];
     struct st_file *f = NULL;
@@ -205,12 +232,15 @@ static stk_status read_part(struct loader *l, const struct stk_tensor *t, int k,
     const struct st_tensor *s = find_tensor(l, name, &f);
     uint32_t bytes = t->frozen ? 2 : 4;
     if (!s || s->n_elements != t->n_elems || st_dtype_bytes(s->dtype) != bytes)
-        return stk_error_set(&l->e->err, STK_ERR_FORMAT, 0, "%s: tensor %s is missing or has another size than the model's (%llu elements)", l->path, name,
-                             (unsigned long long)t->n_elems);
+        return stk_error_set(
+            &l->e->err, STK_ERR_FORMAT, 0,
+            "%s: tensor %s is missing or has another size than the model's (%llu elements)",
+            l->path, name, (unsigned long long)t->n_elems);
     return st_read(f, s, first * bytes, (uint64_t)n * bytes, out, &l->e->err);
 }
 
-static void load_piece(void *arg, uint32_t tensor, uint64_t tensor_elem, uint32_t chunk_elem, uint32_t n)
+static void load_piece(void *arg, uint32_t tensor, uint64_t tensor_elem, uint32_t chunk_elem,
+                       uint32_t n)
 {
     struct loader *l = arg;
     stk_engine *e = l->e;
@@ -234,7 +264,8 @@ static stk_status load_chunks(struct loader *l)
         struct stk_chunk *c = &e->layout->chunks[i];
         struct state_view v;
         c->version = e->updates;
-        /* Nothing of what the store holds is wanted: staging starts from zero, as for an extent never written. */
+        /* Nothing of what the store holds is wanted: staging starts from zero, as for an extent
+         * never written. */
         STK_TRY(state_stage_fresh(e, i, &v));
         l->view = &v;
         chunk_pieces(e->layout, c, load_piece, l);
@@ -249,7 +280,8 @@ static stk_status open_files(struct loader *l, const json_t *doc)
     stk_engine *e = l->e;
     const json_t *files = json_object_get(doc, "files");
     l->files = sys_calloc(json_array_size(files) + json_object_size(files) + 1, sizeof *l->files);
-    if (!l->files) return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory to open a checkpoint");
+    if (!l->files)
+        return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory to open a checkpoint");
     for (uint32_t k = 1;; k++) {
         char path[4096];
         snprintf(path, sizeof path, "%s/state-%05u.safetensors", l->path, k);
@@ -269,26 +301,38 @@ static stk_status agree(stk_engine *e, const char *path, const json_t *doc, bool
     const json_t *tensors = json_object_get(doc, "tensors");
     const char *key = json_string_value(json_object_get(doc, "numerics"));
     if (json_array_size(tensors) != e->layout->n_tensors)
-        return stk_error_set(&e->err, STK_ERR_CONFIG, 0, "%s: holds %zu tensors, the model has %u: it is a checkpoint of another model", path,
-                             json_array_size(tensors), e->layout->n_tensors);
+        return stk_error_set(
+            &e->err, STK_ERR_CONFIG, 0,
+            "%s: holds %zu tensors, the model has %u: it is a checkpoint of another model", path,
+            json_array_size(tensors), e->layout->n_tensors);
     for (uint32_t i = 0; i < e->layout->n_tensors; i++) {
         const struct stk_tensor *t = &e->layout->tensors[i];
         const json_t *j = json_array_get(tensors, i);
         const char *name = json_string_value(json_object_get(j, "name"));
-        if (!name || strcmp(name, t->name) || json_integer_value(json_object_get(j, "elements")) != (json_int_t)t->n_elems ||
+        if (!name || strcmp(name, t->name) ||
+            json_integer_value(json_object_get(j, "elements")) != (json_int_t)t->n_elems ||
             json_is_true(json_object_get(j, "frozen")) != t->frozen)
-            return stk_error_set(&e->err, STK_ERR_CONFIG, 0, "%s: tensor %u is %s there and %s (%llu elements%s) in this model: it is a checkpoint of another model or of other --freeze patterns",
-                                 path, i, name ? name : "unnamed", t->name, (unsigned long long)t->n_elems, t->frozen ? ", frozen" : "");
+            return stk_error_set(
+                &e->err, STK_ERR_CONFIG, 0,
+                "%s: tensor %u is %s there and %s (%llu elements%s) in this model: it is a "
+                "checkpoint of another model or of other --freeze patterns",
+                path, i, name ? name : "unnamed", t->name, (unsigned long long)t->n_elems,
+                t->frozen ? ", frozen" : "");
     }
-    /* whatever the key: frozen tensors are stored as they are, and bf16 bits read as fp16 would be nonsense */
-    const char *dtype = json_string_value(json_object_get(doc, "dtype")), *own = e->cfg.dtype == STK_FP16 ? "fp16" : "bf16";
+    /* whatever the key: frozen tensors are stored as they are, and bf16 bits read as fp16 would be
+     * nonsense */
+    const char *dtype = json_string_value(json_object_get(doc, "dtype")),
+               *own = e->cfg.dtype == STK_FP16 ? "fp16" : "bf16";
     if (!dtype || strcmp(dtype, own))
-        return stk_error_set(&e->err, STK_ERR_CONFIG, 0, "%s: was written with dtype %s, this run has %s: give --dtype %s", path, dtype ? dtype : "unknown",
-                             own, dtype ? dtype : "bf16");
-    if (!any_numerics && (!key || strcmp(key, e->numerics)))
         return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
-                             "%s: was written under the numerics key \"%s\", this run has \"%s\": give the options of the first run, or --any-numerics to go on with other bits",
-                             path, key ? key : "", e->numerics);
+                             "%s: was written with dtype %s, this run has %s: give --dtype %s",
+                             path, dtype ? dtype : "unknown", own, dtype ? dtype : "bf16");
+    if (!any_numerics && (!key || strcmp(key, e->numerics)))
+        return stk_error_set(
+            &e->err, STK_ERR_CONFIG, 0,
+            "%s: was written under the numerics key \"%s\", this run has \"%s\": give the options "
+            "of the first run, or --any-numerics to go on with other bits",
+            path, key ? key : "", e->numerics);
     return STK_OK;
 }
 
@@ -304,14 +348,16 @@ static void take_counters(stk_engine *e, const json_t *doc)
     double scale = json_number_value(json_object_get(doc, "loss_scale"));
     if (isfinite(scale) && scale > 0) e->loss_scale = scale;
     for (uint32_t i = 0; i < e->layout->n_tensors; i++)
-        e->layout->tensors[i].steps = (uint64_t)json_integer_value(json_object_get(json_array_get(tensors, i), "steps"));
+        e->layout->tensors[i].steps =
+            (uint64_t)json_integer_value(json_object_get(json_array_get(tensors, i), "steps"));
 }
 
 stk_status stk_restore(stk_engine *e, const char *path, bool any_numerics, char **client_json)
 {
     stk_error_clear(&e->err);
     if (client_json) *client_json = NULL;
-    if (e->state != ENG_READY || e->begun > 0) return eng_refuse_state(e, "stk_restore", "after stk_seal, before the first step");
+    if (e->state != ENG_READY || e->begun > 0)
+        return eng_refuse_state(e, "stk_restore", "after stk_seal, before the first step");
     json_t *doc = NULL;
     STK_TRY(manifest_read(path, true, &doc, &e->err));
     struct loader l = { .e = e, .path = path };

@@ -214,7 +214,8 @@ stk_status step_visit_queued(stk_engine *e, uint32_t index);  /* its work is on 
 stk_status step_finish(stk_engine *e, stk_step_stats *stats); /* [waits] end of the run, decision,
                                                                * statistics */
 
-/* --- issue.c: engine lane: one function for each kind of node. False: no room now (try again after a completion).  */
+/* --- issue.c: engine lane: one function for each kind of node. False: no room now (try again after
+ * a completion).  */
 bool issue_node(stk_engine *e, uint32_t node);
 /* Address of a byte of a slot. */
 static inline uint8_t *eng_slot(const stk_engine *e, const struct plan *p, uint32_t slot,

@@ -1,16 +1,22 @@
-/* engine/issue.c - starts one node of a plan: a transfer, a copy, a cast, an update; its completion goes back to run.c.
+/* engine/issue.c - starts one node of a plan: a transfer, a copy, a cast, an update; its completion
+ * goes back to run.c.
  *
- * Runs on the engine lane; only moves pointers: checksums, copies and arithmetic happen on the store's lanes, streams and the update team. Must not know why a node is
- * in the plan. Every completion checks its status: an error ends the run with a sentence (run_fail). */
+ * Runs on the engine lane; only moves pointers: checksums, copies and arithmetic happen on the
+ * store's lanes, streams and the update team. Must not know why a node is in the plan. Every
+ * completion checks its status: an error ends the run with a sentence (run_fail). */
 #include "engine/engine.h"
 #include "gpu/ops.h"
 #include <string.h>
 
-static const struct plan_node *node_of(const stk_engine *e, uint32_t node) { return &e->run.plan->nodes[node]; }
+static const struct plan_node *node_of(const stk_engine *e, uint32_t node)
+{
+    return &e->run.plan->nodes[node];
+}
 
-/* --- NVMe ------------------------------------------------------------------------------------------------------------------- */
+/* --- NVMe ------------------------------------------------------------------------------------- */
 
-static const char *const state_name[CHUNK_STATE_N] = { "parameters", "optimizer state", "gradient" };
+static const char *const state_name[CHUNK_STATE_N] = { "parameters", "optimizer state",
+                                                       "gradient" };
 
 static void store_done(struct store_op *s)
 {
@@ -20,12 +26,13 @@ static void store_done(struct store_op *s)
     if (s->status != STK_OK) {
         struct stk_error err = { 0 };
         const struct stk_block *b = &e->layout->blocks[n->block];
-        stk_error_set(&err, s->status, s->error.os_errno, "%s of block %s, chunk %u: %s", state_name[n->state], b->name, n->chunk,
-                      s->error.text);
+        stk_error_set(&err, s->status, s->error.os_errno, "%s of block %s, chunk %u: %s",
+                      state_name[n->state], b->name, n->chunk, s->error.text);
         run_fail(e, &err);
     } else if (n->kind == PLAN_FETCH) {
         e->counts.nvme_read += n->bytes;
-        if (n->state == CHUNK_PARAM && n->part == PLAN_RUN_VISITS && !n->for_next) e->counts.param_fetch += n->bytes;
+        if (n->state == CHUNK_PARAM && n->part == PLAN_RUN_VISITS && !n->for_next)
+            e->counts.param_fetch += n->bytes;
     } else {
         e->counts.nvme_write += n->bytes;
     }
@@ -66,7 +73,7 @@ static bool issue_store(stk_engine *e, uint32_t node, bool put)
     return true;
 }
 
-/* --- copies and casts on streams ------------------------------------------------------------------------------------------------ */
+/* --- copies and casts on streams -------------------------------------------------------------- */
 
 static void stream_done(void *arg)
 {
@@ -91,7 +98,8 @@ static void stream_done(void *arg)
 }
 
 /* After the work was queued with status st: asks to be told, or fails the run. */
-static bool stream_finish(stk_engine *e, struct run_op *op, struct dev_stream *s, stk_status st, struct stk_error *err)
+static bool stream_finish(stk_engine *e, struct run_op *op, struct dev_stream *s, stk_status st,
+                          struct stk_error *err)
 {
     uint32_t resource = node_of(e, op->node)->resource;
     if (st == STK_OK) {
@@ -105,7 +113,8 @@ static bool stream_finish(stk_engine *e, struct run_op *op, struct dev_stream *s
     return true;
 }
 
-static void *home_or_slot(stk_engine *e, uint32_t slot, uint64_t offset, uint32_t chunk, enum chunk_state state)
+static void *home_or_slot(stk_engine *e, uint32_t slot, uint64_t offset, uint32_t chunk,
+                          enum chunk_state state)
 {
     if (slot != PLAN_NO) return eng_slot(e, e->run.plan, slot, offset);
     void *home = e->layout->chunks[chunk].host[state];
@@ -138,7 +147,8 @@ static bool issue_cast(stk_engine *e, uint32_t node)
     if (!op) return false;
     struct stk_chunk *c = &e->layout->chunks[n->chunk];
     const uint8_t *acc = (const uint8_t *)own_accumulator(e, n->block);
-    acc = acc ? acc + n->src_offset_bytes : eng_slot(e, e->run.plan, n->src_slot, n->src_offset_bytes);
+    acc = acc ? acc + n->src_offset_bytes
+              : eng_slot(e, e->run.plan, n->src_slot, n->src_offset_bytes);
     struct ops_grad_cast a = {
         .n = c->n_elems,
         .gt = e->cfg.dtype == STK_FP16 ? OPS_FP16 : OPS_BF16,
@@ -153,7 +163,7 @@ static bool issue_cast(stk_engine *e, uint32_t node)
     return stream_finish(e, op, s, st, &err);
 }
 
-/* --- the update ------------------------------------------------------------------------------------------------------------------ */
+/* --- the update ------------------------------------------------------------------------------- */
 
 struct update_slice {
     const stk_engine *e;
@@ -161,7 +171,8 @@ struct update_slice {
     uint32_t begin, end, n_elems; /* elements of the chunk; n_elems: of the whole chunk */
 };
 
-static void update_piece(void *arg, uint32_t tensor, uint64_t tensor_elem, uint32_t chunk_elem, uint32_t n)
+static void update_piece(void *arg, uint32_t tensor, uint64_t tensor_elem, uint32_t chunk_elem,
+                         uint32_t n)
 {
     const struct update_slice *u = arg;
     (void)tensor_elem;
@@ -186,7 +197,8 @@ static uint8_t *update_state(stk_engine *e, const struct plan_node *n, enum chun
 {
     const struct stk_chunk *c = &e->layout->chunks[n->chunk];
     if (c->home[s] == CHUNK_HOST) return c->host[s];
-    return eng_slot(e, e->run.plan, n->slot, n->slot_offset_bytes + plan_update_offset(&e->pchunks[n->chunk], s));
+    return eng_slot(e, e->run.plan, n->slot,
+                    n->slot_offset_bytes + plan_update_offset(&e->pchunks[n->chunk], s));
 }
 
 static void update_slice_run(void *arg, uint32_t slice, uint32_t n_slices)
@@ -250,7 +262,8 @@ bool issue_node(stk_engine *e, uint32_t node)
     case PLAN_JOIN: run_complete(e, node); return true;
     default: break;
     }
-    /* GATHER and REDUCE need several ranks, COMMIT and UNDO the modes of the speed issue: plan_build does not emit them yet */
+    /* GATHER and REDUCE need several ranks, COMMIT and UNDO the modes of the speed issue:
+     * plan_build does not emit them yet */
     STK_ASSERT(!"a node that this build cannot run");
     return true;
 }

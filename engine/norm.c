@@ -1,11 +1,14 @@
-/* engine/norm.c - the global gradient norm, clipping, the skip of non-finite steps, the loss scale, and the coefficients of the due update.
+/* engine/norm.c - the global gradient norm, clipping, the skip of non-finite steps, the loss scale,
+ * and the coefficients of the due update.
  *
- * norm_collect runs on the engine lane (PLAN_NORM: every cast is complete); the rest on the application's thread at step end, when the run is over. */
+ * norm_collect runs on the engine lane (PLAN_NORM: every cast is complete); the rest on the
+ * application's thread at step end, when the run is over. */
 #include "engine/engine.h"
 #include <float.h>
 #include <math.h>
 
-/* fp64 sums of squares of the 16-bit values, chunk by chunk in global order: the same for every placement. */
+/* fp64 sums of squares of the 16-bit values, chunk by chunk in global order: the same for every
+ * placement. */
 void norm_collect(stk_engine *e)
 {
     double sum = 0.0;
@@ -20,10 +23,12 @@ void norm_collect(stk_engine *e)
     e->nonfinite = bad;
 }
 
-/* As torch.nn.utils.clip_grad_norm_: limit / (norm + 1e-6), at most 1. Never negative, never NaN: a norm that is not a finite number never gets here (MPX-08). */
+/* As torch.nn.utils.clip_grad_norm_: limit / (norm + 1e-6), at most 1. Never negative, never NaN: a
+ * norm that is not a finite number never gets here (MPX-08). */
 double norm_clip_factor(double norm, double clip)
 {
-    if (!(clip > 0.0) || !(norm >= 0.0) || !isfinite(norm)) return 1.0; /* not a norm: the step is skipped, nothing is scaled */
+    /* not a norm: the step is skipped, nothing is scaled */
+    if (!(clip > 0.0) || !(norm >= 0.0) || !isfinite(norm)) return 1.0;
     double f = clip / (norm + 1e-6);
     if (f < DBL_MIN) return DBL_MIN; /* 0 would turn an update into none */
     return f < 1.0 ? f : 1.0;
@@ -45,7 +50,10 @@ static void scale_after_overflow(stk_engine *e)
 
 static void make_coefficients(stk_engine *e, double grad_scale)
 {
-    struct adam_hyper h = { .lr = e->lr, .beta1 = e->cfg.beta1, .beta2 = e->cfg.beta2, .eps = e->cfg.eps,
+    struct adam_hyper h = { .lr = e->lr,
+                            .beta1 = e->cfg.beta1,
+                            .beta2 = e->cfg.beta2,
+                            .eps = e->cfg.eps,
                             .kind = e->cfg.optimizer == STK_ADAM ? ADAM_L2 : ADAM_ADAMW };
     for (uint32_t i = 0; i < e->layout->n_tensors; i++) {
         struct stk_tensor *t = &e->layout->tensors[i];

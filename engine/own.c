@@ -1,28 +1,39 @@
 /* engine/own.c - clients that keep their own order: stk_acquire, stk_release, stk_grad_add.
  *
- * Application's thread. The first step is RECORDED: each acquire is served on demand, the pending update runs before it. From the second step on the recorded visits are a
- * plan like any other and are prefetched. An acquire that departs from it (other block, direction or micro-batch, too many visits, or a block that could only come when a held one
- * goes) ends the following of the plan for this step: the rest is served on demand. Never wrong, counted, reported.
+ * Application's thread. The first step is RECORDED: each acquire is served on demand, the pending
+ * update runs before it. From the second step on the recorded visits are a plan like any other and
+ * are prefetched. An acquire that departs from it (other block, direction or micro-batch, too many
+ * visits, or a block that could only come when a held one goes) ends the following of the plan for
+ * this step: the rest is served on demand. Never wrong, counted, reported.
  *
- * Gradients: every trainable block has an accumulator of its own for the whole step (4 bytes/param); all are final at stk_step_end. Owns that memory and the slots for blocks served
- * on demand. Needs a device that reads host memory in place. */
+ * Gradients: every trainable block has an accumulator of its own for the whole step (4
+ * bytes/param); all are final at stk_step_end. Owns that memory and the slots for blocks served on
+ * demand. Needs a device that reads host memory in place. */
 #include "engine/state.h"
 #include "base/sys.h"
 #include "gpu/ops.h"
 #include <string.h>
 
-struct own_held { uint32_t block; bool used, planned; uint32_t index; uint8_t *slot; uint64_t serial; };
+struct own_held {
+    uint32_t block;
+    bool used, planned;
+    uint32_t index;
+    uint8_t *slot;
+    uint64_t serial;
+};
 
 struct own_order {
     float **acc;                    /* of each block; NULL: frozen */
     struct own_held *held;          /* own_held_max */
-    uint8_t **demand;               /* own_held_max slots of the largest block; NULL when parameters are at host homes */
+    uint8_t **demand;               /* own_held_max slots of the largest block; NULL when parameters
+                                     * are at host homes */
     struct plan_own_visit *record;  /* own_visits_max */
     uint32_t n_record;
     bool following, recording;
     uint32_t at;                    /* next visit of the plan */
     uint64_t departures;
-    uint64_t serial;                /* of visits: tells a released one from the one that has its room now */
+    uint64_t serial;                /* of visits: tells a released one from the one that has its
+                                     * room now */
     struct run_op *ops;             /* a completion for each visit of a step */
     struct exec_task abandon_task, end_task;
 };
@@ -41,8 +52,12 @@ uint64_t own_bytes(const stk_engine *e, bool accumulators)
 {
     uint64_t sum = 0;
     if (!e->cfg.own_order) return 0;
-    if (!accumulators) return e->pchunks[0].home[CHUNK_PARAM] == CHUNK_NVME ? e->cfg.own_held_max * largest_block(e) : 0;
-    for (uint32_t i = 0; i < e->layout->n_blocks; i++) sum += round_page(e->layout->blocks[i].elems_trainable * 4);
+    if (!accumulators)
+        return e->pchunks[0].home[CHUNK_PARAM] == CHUNK_NVME
+                   ? e->cfg.own_held_max * largest_block(e)
+                   : 0;
+    for (uint32_t i = 0; i < e->layout->n_blocks; i++)
+        sum += round_page(e->layout->blocks[i].elems_trainable * 4);
     return sum;
 }
 
@@ -62,7 +77,8 @@ stk_status own_alloc(stk_engine *e)
     o->demand = sys_calloc(held, sizeof *o->demand);
     o->record = sys_calloc(visits, sizeof *o->record);
     o->ops = sys_calloc(visits, sizeof *o->ops);
-    if (!o->acc || !o->held || !o->demand || !o->record || !o->ops) return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory for own order");
+    if (!o->acc || !o->held || !o->demand || !o->record || !o->ops)
+        return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory for own order");
     uint8_t *p = e->own_base;
     for (uint32_t i = 0; i < e->layout->n_blocks; i++) {
         uint64_t bytes = e->layout->blocks[i].elems_trainable * 4;
@@ -88,11 +104,14 @@ void own_free(stk_engine *e)
     e->own = NULL;
 }
 
-float *own_accumulator(const stk_engine *e, uint32_t block) { return e->own ? e->own->acc[block] : NULL; }
+float *own_accumulator(const stk_engine *e, uint32_t block)
+{
+    return e->own ? e->own->acc[block] : NULL;
+}
 struct run_op *own_visit_op(const stk_engine *e, uint32_t index) { return &e->own->ops[index]; }
 uint64_t own_departures(const stk_engine *e) { return e->own ? e->own->departures : 0; }
 
-/* --- the recorded order becomes a plan ------------------------------------------------------------------------------------------------ */
+/* --- the recorded order becomes a plan -------------------------------------------------------- */
 
 static stk_status adopt_plan(stk_engine *e)
 {
@@ -104,14 +123,17 @@ static stk_status adopt_plan(stk_engine *e)
     STK_TRY(plan_check(&in, e->plan_own, &e->err));
     run_free(e);
     memset(&e->run, 0, sizeof e->run);
-    uint32_t n = e->plan_own->n_nodes > e->plan_train->n_nodes ? e->plan_own->n_nodes : e->plan_train->n_nodes;
+    uint32_t n = e->plan_own->n_nodes > e->plan_train->n_nodes ? e->plan_own->n_nodes
+                                                               : e->plan_train->n_nodes;
     return run_alloc(e, n);
 }
 
 static stk_status clear_accumulators(stk_engine *e)
 {
     for (uint32_t i = 0; i < e->layout->n_blocks; i++)
-        if (e->own->acc[i]) STK_TRY(dev_zero(e->compute, e->own->acc[i], e->layout->blocks[i].elems_trainable * 4, &e->err));
+        if (e->own->acc[i])
+            STK_TRY(dev_zero(e->compute, e->own->acc[i], e->layout->blocks[i].elems_trainable * 4,
+                             &e->err));
     return dev_sync(e->compute, &e->err);
 }
 
@@ -132,13 +154,16 @@ stk_status own_step_begin(stk_engine *e)
     }
     for (uint32_t i = 0; i < e->layout->n_tensors; i++) e->layout->tensors[i].got_gradient = false;
     STK_TRY(clear_accumulators(e));
-    if (o->following) run_start(e, e->plan_own, PLAN_RUN_VISITS | (update ? PLAN_RUN_UPDATE : 0), e->plan_own->n_visits - 1);
+    if (o->following)
+        run_start(e, e->plan_own, PLAN_RUN_VISITS | (update ? PLAN_RUN_UPDATE : 0),
+                  e->plan_own->n_visits - 1);
     return STK_OK;
 }
 
-/* --- leaving the plan --------------------------------------------------------------------------------------------------------------------- */
+/* --- leaving the plan ------------------------------------------------------------------------- */
 
-/* Engine lane: visits that will not come count as made; the last one is held until the step ends. */
+/* Engine lane: visits that will not come count as made; the last one is held until the step
+ * ends. */
 static void abandon_visits(void *engine)
 {
     stk_engine *e = engine;
@@ -182,10 +207,19 @@ static uint32_t place_of(const stk_engine *e, uint32_t block)
     return 0;
 }
 
-static void fill_demand_visit(stk_engine *e, uint32_t block, stk_dir dir, uint32_t micro, const struct own_held *h, stk_visit *v)
+static void fill_demand_visit(stk_engine *e, uint32_t block, stk_dir dir, uint32_t micro,
+                              const struct own_held *h, stk_visit *v)
 {
-    *v = (stk_visit){ .index = UINT32_MAX, .place = place_of(e, block), .block = block, .micro = micro, .dir = dir, .param = h->slot,
-                      .workspace = e->workspace, .workspace_bytes = e->workspace_bytes, .stream = e->compute, .loss_scale = e->loss_scale };
+    *v = (stk_visit){ .index = UINT32_MAX,
+                      .place = place_of(e, block),
+                      .block = block,
+                      .micro = micro,
+                      .dir = dir,
+                      .param = h->slot,
+                      .workspace = e->workspace,
+                      .workspace_bytes = e->workspace_bytes,
+                      .stream = e->compute,
+                      .loss_scale = e->loss_scale };
     if (dir == STK_BACKWARD) v->grad = e->own->acc[block];
 }
 
@@ -197,7 +231,8 @@ static stk_status follow(stk_engine *e, uint32_t block, stk_dir dir, uint32_t mi
     if (!o->following) return STK_OK;
     const struct plan *p = e->plan_own;
     const struct plan_visit *pv = o->at < p->n_visits ? &p->visits[o->at] : NULL;
-    bool same = pv && pv->block == block && pv->micro == micro && (pv->dir == PLAN_BACKWARD) == (dir == STK_BACKWARD);
+    bool same = pv && pv->block == block && pv->micro == micro &&
+                (pv->dir == PLAN_BACKWARD) == (dir == STK_BACKWARD);
     if (same) {
         STK_TRY(step_wait_visit(e, o->at));
         if (!atomic_load(&e->stuck)) {
@@ -213,18 +248,27 @@ stk_status stk_acquire(stk_engine *e, uint32_t block, stk_dir dir, uint32_t micr
 {
     stk_error_clear(&e->err);
     struct own_order *o = e->own;
-    if (!o || e->state != ENG_STEP) return eng_refuse_state(e, "stk_acquire", "inside a step of an engine with own_order");
-    if (block >= e->layout->n_blocks) return stk_error_set(&e->err, STK_ERR_CONFIG, 0, "stk_acquire: block %u; there are %u", block, e->layout->n_blocks);
+    if (!o || e->state != ENG_STEP)
+        return eng_refuse_state(e, "stk_acquire", "inside a step of an engine with own_order");
+    if (block >= e->layout->n_blocks)
+        return stk_error_set(&e->err, STK_ERR_CONFIG, 0, "stk_acquire: block %u; there are %u",
+                             block, e->layout->n_blocks);
     if (micro >= e->cfg.micro_batches)
-        return stk_error_set(&e->err, STK_ERR_CONFIG, 0, "stk_acquire: micro-batch %u; micro_batches is %u", micro, e->cfg.micro_batches);
+        return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
+                             "stk_acquire: micro-batch %u; micro_batches is %u", micro,
+                             e->cfg.micro_batches);
     uint32_t slot = 0;
     while (slot < e->cfg.own_held_max && o->held[slot].used) slot++;
     if (slot == e->cfg.own_held_max)
-        return stk_error_set(&e->err, STK_ERR_STATE, 0, "stk_acquire of block %s: %u blocks are held already, own_held_max allows no more: release one first",
+        return stk_error_set(&e->err, STK_ERR_STATE, 0,
+                             "stk_acquire of block %s: %u blocks are held already, own_held_max "
+                             "allows no more: release one first",
                              e->layout->blocks[block].name, slot);
     if (o->recording && o->n_record == e->cfg.own_visits_max)
-        return stk_error_set(&e->err, STK_ERR_STATE, 0, "stk_acquire of block %s: own_visits_max (%u) visits were made in this step", e->layout->blocks[block].name,
-                             e->cfg.own_visits_max);
+        return stk_error_set(
+            &e->err, STK_ERR_STATE, 0,
+            "stk_acquire of block %s: own_visits_max (%u) visits were made in this step",
+            e->layout->blocks[block].name, e->cfg.own_visits_max);
     struct own_held *h = &o->held[slot];
     bool planned;
     STK_TRY(follow(e, block, dir, micro, &planned));
@@ -241,7 +285,10 @@ stk_status stk_acquire(stk_engine *e, uint32_t block, stk_dir dir, uint32_t micr
     }
     v->priv[0] = slot + 1;
     v->priv[1] = h->serial = ++o->serial;
-    if (o->recording) o->record[o->n_record++] = (struct plan_own_visit){ place_of(e, block), dir == STK_BACKWARD ? PLAN_BACKWARD : PLAN_FORWARD, micro };
+    if (o->recording)
+        o->record[o->n_record++] =
+            (struct plan_own_visit){ place_of(e, block),
+                                     dir == STK_BACKWARD ? PLAN_BACKWARD : PLAN_FORWARD, micro };
     return STK_OK;
 }
 
@@ -250,36 +297,45 @@ stk_status stk_release(stk_engine *e, const stk_visit *v)
     stk_error_clear(&e->err);
     struct own_order *o = e->own;
     uint32_t slot = (uint32_t)v->priv[0] - 1;
-    if (!o || e->state != ENG_STEP || v->priv[0] == 0 || slot >= e->cfg.own_held_max || !o->held[slot].used ||
-        o->held[slot].serial != v->priv[1])
+    if (!o || e->state != ENG_STEP || v->priv[0] == 0 || slot >= e->cfg.own_held_max ||
+        !o->held[slot].used || o->held[slot].serial != v->priv[1])
         return stk_error_set(&e->err, STK_ERR_STATE, 0, "stk_release: this visit is not held");
     struct own_held *h = &o->held[slot];
     const struct stk_block *b = &e->layout->blocks[h->block];
     if (v->dir == STK_BACKWARD)
-        for (uint32_t i = 0; i < b->n_tensors; i++) e->layout->tensors[b->first_tensor + i].got_gradient = true;
+        for (uint32_t i = 0; i < b->n_tensors; i++)
+            e->layout->tensors[b->first_tensor + i].got_gradient = true;
     h->used = false;
     if (!h->planned) return STK_OK;
     atomic_fetch_sub(&e->held_visits, 1);
     return step_visit_queued(e, h->index);
 }
 
-stk_status stk_grad_add(stk_engine *e, uint32_t tensor, uint64_t first, uint64_t n, const void *data, stk_dtype dtype)
+stk_status stk_grad_add(stk_engine *e, uint32_t tensor, uint64_t first, uint64_t n,
+                        const void *data, stk_dtype dtype)
 {
     stk_error_clear(&e->err);
-    if (!e->own || e->state != ENG_STEP) return eng_refuse_state(e, "stk_grad_add", "inside a step of an engine with own_order");
-    if (tensor >= e->n_tensors) return stk_error_set(&e->err, STK_ERR_CONFIG, 0, "stk_grad_add: tensor %u; there are %u", tensor, e->n_tensors);
+    if (!e->own || e->state != ENG_STEP)
+        return eng_refuse_state(e, "stk_grad_add", "inside a step of an engine with own_order");
+    if (tensor >= e->n_tensors)
+        return stk_error_set(&e->err, STK_ERR_CONFIG, 0, "stk_grad_add: tensor %u; there are %u",
+                             tensor, e->n_tensors);
     struct stk_tensor *t = &e->layout->tensors[e->tensor_of[tensor]];
-    if (t->frozen) return stk_error_set(&e->err, STK_ERR_CONFIG, 0, "stk_grad_add: %s is frozen", t->name);
+    if (t->frozen)
+        return stk_error_set(&e->err, STK_ERR_CONFIG, 0, "stk_grad_add: %s is frozen", t->name);
     if (first > t->n_elems || n > t->n_elems - first)
-        return stk_error_set(&e->err, STK_ERR_CONFIG, 0, "stk_grad_add: %llu elements from %llu of %s, which has %llu", (unsigned long long)n,
-                             (unsigned long long)first, t->name, (unsigned long long)t->n_elems);
+        return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
+                             "stk_grad_add: %llu elements from %llu of %s, which has %llu",
+                             (unsigned long long)n, (unsigned long long)first, t->name,
+                             (unsigned long long)t->n_elems);
     static const enum ops_dtype types[] = { OPS_BF16, OPS_FP16, OPS_F32 };
     t->got_gradient = true;
-    STK_TRY(ops_acc_add(e->compute, n, e->own->acc[t->block] + t->first_elem + first, data, types[dtype], &e->err));
+    STK_TRY(ops_acc_add(e->compute, n, e->own->acc[t->block] + t->first_elem + first, data,
+                        types[dtype], &e->err));
     return dev_sync(e->compute, &e->err);
 }
 
-/* --- end of a step ------------------------------------------------------------------------------------------------------------------------- */
+/* --- end of a step ---------------------------------------------------------------------------- */
 
 static void end_hold(void *engine)
 {
@@ -293,7 +349,9 @@ stk_status own_step_end(stk_engine *e)
     struct own_order *o = e->own;
     for (uint32_t i = 0; i < e->cfg.own_held_max; i++)
         if (o->held[i].used)
-            return stk_error_set(&e->err, STK_ERR_STATE, 0, "stk_step_end: block %s is still held: release it first", e->layout->blocks[o->held[i].block].name);
+            return stk_error_set(&e->err, STK_ERR_STATE, 0,
+                                 "stk_step_end: block %s is still held: release it first",
+                                 e->layout->blocks[o->held[i].block].name);
     STK_TRY(dev_sync(e->compute, &e->err));
     if (o->recording) {
         run_start(e, e->plan_train, PLAN_RUN_VISITS, PLAN_NO);
@@ -305,6 +363,7 @@ stk_status own_step_end(stk_engine *e)
         STK_TRY(run_wait(e, &e->update_event));
     }
     STK_TRY(run_wait(e, &e->run_event));
-    for (uint32_t i = 0; i < e->layout->n_tensors; i++) e->layout->tensors[i].touched = e->layout->tensors[i].got_gradient;
+    for (uint32_t i = 0; i < e->layout->n_tensors; i++)
+        e->layout->tensors[i].touched = e->layout->tensors[i].got_gradient;
     return STK_OK;
 }

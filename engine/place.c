@@ -1,9 +1,13 @@
-/* engine/place.c - chooses tiers, activation policy and arena sizes within the budgets, and writes the table of who owns which byte.
+/* engine/place.c - chooses tiers, activation policy and arena sizes within the budgets, and writes
+ * the table of who owns which byte.
  *
- * Owns no memory; runs on the application's thread inside stk_seal. Must not know how anything moves: it asks plan_needs what a plan must have and may use.
+ * Owns no memory; runs on the application's thread inside stk_seal. Must not know how anything
+ * moves: it asks plan_needs what a plan must have and may use.
  *
- * ORDER OF CHOICE where the user says `auto`: everything in host memory; then the optimizer state on NVMe; then gradients too; then parameters too. Within each, activations are kept,
- * else recomputed, else offloaded. The first that fits with the least arenas is taken; then arenas grow while the budgets allow. */
+ * ORDER OF CHOICE where the user says `auto`: everything in host memory; then the optimizer state
+ * on NVMe; then gradients too; then parameters too. Within each, activations are kept, else
+ * recomputed, else offloaded. The first that fits with the least arenas is taken; then arenas grow
+ * while the budgets allow. */
 #include "engine/engine.h"
 #include "base/sys.h"
 #include <string.h>
@@ -29,7 +33,9 @@ static void fill_chunks(stk_engine *e, const struct eng_placement *pl)
     for (uint32_t i = 0; i < l->n_chunks; i++) {
         const struct stk_chunk *c = &l->chunks[i];
         struct plan_chunk_in *p = &e->pchunks[i];
-        *p = (struct plan_chunk_in){ .block = c->block, .offset_bytes = c->first_elem * 2, .acc_offset_bytes = c->first_elem * 4,
+        *p = (struct plan_chunk_in){ .block = c->block,
+                                     .offset_bytes = c->first_elem * 2,
+                                     .acc_offset_bytes = c->first_elem * 4,
                                      .frozen = c->frozen };
         p->home[CHUNK_PARAM] = pl->param;
         p->home[CHUNK_OPT] = c->frozen ? CHUNK_HOST : pl->opt;
@@ -38,36 +44,50 @@ static void fill_chunks(stk_engine *e, const struct eng_placement *pl)
     }
     for (uint32_t i = 0; i < l->n_blocks; i++) {
         const struct stk_block *b = &l->blocks[i];
-        e->pblocks[i] = (struct plan_block_in){ .first_chunk = b->first_chunk, .n_chunks = b->n_chunks,
-                                                .n_chunks_trainable = b->n_chunks_trainable, .param_bytes = b->elems * 2,
+        e->pblocks[i] = (struct plan_block_in){ .first_chunk = b->first_chunk,
+                                                .n_chunks = b->n_chunks,
+                                                .n_chunks_trainable = b->n_chunks_trainable,
+                                                .param_bytes = b->elems * 2,
                                                 .acc_bytes = b->elems_trainable * 4 };
     }
 }
 
-stk_status place_input(stk_engine *e, const struct eng_placement *pl, enum plan_mode mode, struct plan_input *in)
+stk_status place_input(stk_engine *e, const struct eng_placement *pl, enum plan_mode mode,
+                       struct plan_input *in)
 {
     fill_chunks(e, pl);
     for (uint32_t i = 0; i < e->n_places; i++) {
         const stk_place *p = &e->places[i];
-        e->pplaces[i] = (struct plan_place_in){ .block = p->block, .fused = p->fused, .no_input = p->in_bytes == 0, .in_bytes = p->in_bytes,
-                                                .full_bytes = p->full_bytes, .flops = p->flops, .act = (uint8_t)pl->act };
+        e->pplaces[i] = (struct plan_place_in){ .block = p->block,
+                                                .fused = p->fused,
+                                                .no_input = p->in_bytes == 0,
+                                                .in_bytes = p->in_bytes,
+                                                .full_bytes = p->full_bytes,
+                                                .flops = p->flops,
+                                                .act = (uint8_t)pl->act };
     }
     uint32_t prefetch = e->cfg.prefetch == UINT32_MAX ? 2 : e->cfg.prefetch;
     *in = (struct plan_input){
         .mode = mode,
         .update = e->cfg.update == STK_UPDATE_SERIAL ? PLAN_SERIAL : PLAN_CHASE,
-        .accumulate = e->cfg.accumulate == STK_ACCUMULATE_MICRO ? PLAN_MICRO_MAJOR : PLAN_LAYER_MAJOR,
+        .accumulate =
+            e->cfg.accumulate == STK_ACCUMULATE_MICRO ? PLAN_MICRO_MAJOR : PLAN_LAYER_MAJOR,
         .in_place = e->caps.host_in_place,
         .n_micro = e->cfg.micro_batches,
         .prefetch = prefetch,
-        .n_blocks = e->layout->n_blocks, .n_chunks = e->layout->n_chunks, .n_places = e->n_places,
-        .blocks = e->pblocks, .chunks = e->pchunks, .places = e->pplaces,
+        .n_blocks = e->layout->n_blocks,
+        .n_chunks = e->layout->n_chunks,
+        .n_places = e->n_places,
+        .blocks = e->pblocks,
+        .chunks = e->pchunks,
+        .places = e->pplaces,
     };
     memcpy(in->arena_bytes, pl->arena_bytes, sizeof in->arena_bytes);
     return STK_OK;
 }
 
-/* Bytes of one state over all chunks, as homes hold them (host: packed, NVMe: rounded to the store's alignment). */
+/* Bytes of one state over all chunks, as homes hold them (host: packed, NVMe: rounded to the
+ * store's alignment). */
 static uint64_t state_bytes(const stk_engine *e, enum chunk_state s, bool nvme)
 {
     uint64_t sum = 0;
@@ -77,14 +97,16 @@ static uint64_t state_bytes(const stk_engine *e, enum chunk_state s, bool nvme)
     }
     if (s == CHUNK_PARAM && !nvme) {
         sum = 0;
-        for (uint32_t i = 0; i < e->layout->n_blocks; i++) sum += round_page(e->layout->blocks[i].elems * 2);
+        for (uint32_t i = 0; i < e->layout->n_blocks; i++)
+            sum += round_page(e->layout->blocks[i].elems * 2);
     }
     return sum;
 }
 
 static const char *fmt(uint64_t v, char *b) { return mem_size_format(v, b); }
 
-stk_status place_table(stk_engine *e, const struct eng_placement *pl, struct mem *m, struct stk_error *err)
+stk_status place_table(stk_engine *e, const struct eng_placement *pl, struct mem *m,
+                       struct stk_error *err)
 {
     static const struct { const char *owner, *option; } home_text[CHUNK_STATE_N] = {
         { "parameters (16-bit)", "--params nvme" },
@@ -94,24 +116,28 @@ stk_status place_table(stk_engine *e, const struct eng_placement *pl, struct mem
     const uint8_t home[CHUNK_STATE_N] = { pl->param, pl->opt, pl->grad };
     for (int s = 0; s < CHUNK_STATE_N; s++) {
         bool nvme = home[s] == CHUNK_NVME;
-        STK_TRY(mem_note(m, nvme ? MEM_NVME : MEM_HOST, home_text[s].owner, nvme ? "" : home_text[s].option, state_bytes(e, s, nvme),
-                         err));
+        STK_TRY(mem_note(m, nvme ? MEM_NVME : MEM_HOST, home_text[s].owner,
+                         nvme ? "" : home_text[s].option, state_bytes(e, s, nvme), err));
     }
     enum mem_tier dev = e->caps.host_in_place ? MEM_HOST : MEM_DEVICE;
     for (int a = 0; a < PLAN_ARENA_N; a++) {
         if (pl->arena_bytes[a] == 0) continue;
-        STK_TRY(mem_note(m, plan_arena_on_device(a) ? dev : MEM_HOST, arena_text[a].owner, arena_text[a].option, pl->arena_bytes[a], err));
+        STK_TRY(mem_note(m, plan_arena_on_device(a) ? dev : MEM_HOST, arena_text[a].owner,
+                         arena_text[a].option, pl->arena_bytes[a], err));
     }
     STK_TRY(mem_note(m, dev, "workspace of operations", "--micro-batch", e->workspace_bytes, err));
     for (uint32_t i = 0; i < e->n_reserves; i++)
-        STK_TRY(mem_note(m, e->reserves[i].where == STK_ON_DEVICE ? dev : MEM_HOST, e->reserves[i].owner, "--batch",
-                         round_page(e->reserves[i].size_bytes), err));
-    STK_TRY(mem_note(m, MEM_HOST, "staging of loads and checkpoints", "", state_staging_bytes(e), err));
+        STK_TRY(mem_note(m, e->reserves[i].where == STK_ON_DEVICE ? dev : MEM_HOST,
+                         e->reserves[i].owner, "--batch", round_page(e->reserves[i].size_bytes),
+                         err));
+    STK_TRY(
+        mem_note(m, MEM_HOST, "staging of loads and checkpoints", "", state_staging_bytes(e), err));
     if (e->cfg.own_order) {
         STK_TRY(mem_note(m, dev, "gradient accumulators (fp32)", "", own_bytes(e, true), err));
         STK_TRY(mem_note(m, dev, "blocks held on demand", "", own_bytes(e, false), err));
     }
-    STK_TRY(mem_note(m, MEM_HOST, "the product library's own buffers", "", e->caps.library_bytes, err));
+    STK_TRY(
+        mem_note(m, MEM_HOST, "the product library's own buffers", "", e->caps.library_bytes, err));
     return mem_note(m, MEM_HOST, "program and libraries", "", e->baseline_bytes, err);
 }
 
@@ -139,7 +165,8 @@ static uint64_t largest_update_slot(const stk_engine *e)
 }
 
 /* What each arena would like beyond the least: room to work ahead, bounded. */
-static void desire(stk_engine *e, const struct plan_input *in, const uint64_t *least, const uint64_t *useful, uint64_t *want)
+static void desire(stk_engine *e, const struct plan_input *in, const uint64_t *least,
+                   const uint64_t *useful, uint64_t *want)
 {
     uint64_t block = 0, acc = 0, chunk = (uint64_t)e->layout->chunk_elems * 2;
     for (uint32_t i = 0; i < in->n_blocks; i++) {
@@ -148,10 +175,12 @@ static void desire(stk_engine *e, const struct plan_input *in, const uint64_t *l
         if (i == in->n_blocks / 2) acc = round_page(in->blocks[i].acc_bytes);
     }
     for (int a = 0; a < PLAN_ARENA_N; a++) want[a] = least[a];
-    want[PLAN_ARENA_ACT] = useful[PLAN_ARENA_ACT]; /* below it plans are packed tightly and visits wait for each other's room */
+    want[PLAN_ARENA_ACT] = useful[PLAN_ARENA_ACT]; /* below it plans are packed tightly and visits
+                                                    * wait for each other's room */
     if (least[PLAN_ARENA_PARAM])
         want[PLAN_ARENA_PARAM] = least[PLAN_ARENA_PARAM] + in->prefetch * round_page(block);
-    if (least[PLAN_ARENA_ACC] && !e->cfg.own_order) want[PLAN_ARENA_ACC] = least[PLAN_ARENA_ACC] + acc;
+    if (least[PLAN_ARENA_ACC] && !e->cfg.own_order)
+        want[PLAN_ARENA_ACC] = least[PLAN_ARENA_ACC] + acc;
     if (least[PLAN_ARENA_UPDATE]) want[PLAN_ARENA_UPDATE] = 8 * largest_update_slot(e);
     if (least[PLAN_ARENA_BOUNCE]) want[PLAN_ARENA_BOUNCE] = 8 * round_page(chunk);
     if (least[PLAN_ARENA_GRAD]) want[PLAN_ARENA_GRAD] = 8 * round_page(chunk);
@@ -163,8 +192,12 @@ static void desire(stk_engine *e, const struct plan_input *in, const uint64_t *l
     }
 }
 
-/* Nothing to train: evaluation only. No training plan, no accumulators, no boundaries kept (MEM-11). */
-bool place_trains(const stk_engine *e) { return e->layout->params_trainable > 0 || e->cfg.own_order; }
+/* Nothing to train: evaluation only. No training plan, no accumulators, no boundaries kept
+ * (MEM-11). */
+bool place_trains(const stk_engine *e)
+{
+    return e->layout->params_trainable > 0 || e->cfg.own_order;
+}
 
 struct limits { uint64_t host, device; bool host_given, device_given; };
 
@@ -173,11 +206,14 @@ static bool fits(const struct eng_placement *pl, const struct limits *lim)
     return pl->host_bytes <= lim->host && pl->device_bytes <= lim->device;
 }
 
-/* Grows arenas from least to wanted while the budgets hold: half of the missing, until nothing changes. */
-static stk_status grow(stk_engine *e, struct eng_placement *pl, const uint64_t *want, const struct limits *lim, struct stk_error *err)
+/* Grows arenas from least to wanted while the budgets hold: half of the missing, until nothing
+ * changes. */
+static stk_status grow(stk_engine *e, struct eng_placement *pl, const uint64_t *want,
+                       const struct limits *lim, struct stk_error *err)
 {
-    static const uint8_t order[] = { PLAN_ARENA_UPDATE, PLAN_ARENA_BOUNCE, PLAN_ARENA_GRAD, PLAN_ARENA_CAST, PLAN_ARENA_PARAM,
-                                     PLAN_ARENA_ACC, PLAN_ARENA_ACT, PLAN_ARENA_SAVE };
+    static const uint8_t order[] = { PLAN_ARENA_UPDATE, PLAN_ARENA_BOUNCE, PLAN_ARENA_GRAD,
+                                     PLAN_ARENA_CAST,   PLAN_ARENA_PARAM,  PLAN_ARENA_ACC,
+                                     PLAN_ARENA_ACT,    PLAN_ARENA_SAVE };
     for (size_t k = 0; k < sizeof order; k++) {
         uint8_t a = order[k];
         uint64_t had = pl->arena_bytes[a];
@@ -192,10 +228,12 @@ static stk_status grow(stk_engine *e, struct eng_placement *pl, const uint64_t *
     return place_sum(e, pl, err);
 }
 
-static stk_status try_placement(stk_engine *e, struct eng_placement *pl, const struct limits *lim, bool *ok, struct stk_error *err)
+static stk_status try_placement(stk_engine *e, struct eng_placement *pl, const struct limits *lim,
+                                bool *ok, struct stk_error *err)
 {
     struct plan_input in;
-    uint64_t least[PLAN_ARENA_N], useful[PLAN_ARENA_N], eval_least[PLAN_ARENA_N], eval_useful[PLAN_ARENA_N], want[PLAN_ARENA_N];
+    uint64_t least[PLAN_ARENA_N], useful[PLAN_ARENA_N], eval_least[PLAN_ARENA_N],
+        eval_useful[PLAN_ARENA_N], want[PLAN_ARENA_N];
     bool train = place_trains(e);
     for (int a = 0; a < PLAN_ARENA_N; a++) pl->arena_bytes[a] = UINT64_MAX;
     STK_TRY(place_input(e, pl, PLAN_EVAL, &in));
@@ -209,19 +247,23 @@ static stk_status try_placement(stk_engine *e, struct eng_placement *pl, const s
         if (useful[a] < least[a]) useful[a] = least[a];
     }
     desire(e, &in, least, useful, want);
-    if (e->cfg.own_order) { /* accumulators and held blocks are engine/own.c's; the cache must hold what is held and what comes next */
+    if (e->cfg.own_order) { /* accumulators and held blocks are engine/own.c's; the cache must hold
+                             * what is held and what comes next */
         least[PLAN_ARENA_ACC] = want[PLAN_ARENA_ACC] = 0;
         if (pl->param == CHUNK_NVME)
-            least[PLAN_ARENA_PARAM] = useful[PLAN_ARENA_PARAM] = want[PLAN_ARENA_PARAM] = own_cache_bytes(e, in.prefetch);
+            least[PLAN_ARENA_PARAM] = useful[PLAN_ARENA_PARAM] = want[PLAN_ARENA_PARAM] =
+                own_cache_bytes(e, in.prefetch);
     }
     memcpy(pl->arena_bytes, least, sizeof least);
-    if (e->cfg.params == STK_TIER_DEVICE) pl->arena_bytes[PLAN_ARENA_PARAM] = useful[PLAN_ARENA_PARAM];
+    if (e->cfg.params == STK_TIER_DEVICE)
+        pl->arena_bytes[PLAN_ARENA_PARAM] = useful[PLAN_ARENA_PARAM];
     STK_TRY(place_sum(e, pl, err));
     *ok = fits(pl, lim);
     if (!*ok) return STK_OK;
     /* A budget that was given is there to be used: the cache may hold every parameter. */
     bool given = e->caps.host_in_place ? lim->host_given : lim->device_given;
-    if (given && want[PLAN_ARENA_PARAM] < useful[PLAN_ARENA_PARAM]) want[PLAN_ARENA_PARAM] = useful[PLAN_ARENA_PARAM];
+    if (given && want[PLAN_ARENA_PARAM] < useful[PLAN_ARENA_PARAM])
+        want[PLAN_ARENA_PARAM] = useful[PLAN_ARENA_PARAM];
     return grow(e, pl, want, lim, err);
 }
 
@@ -231,10 +273,12 @@ static stk_status refuse(stk_engine *e, const struct eng_placement *pl, const st
     STK_TRY(mem_open(&m, &e->err));
     stk_status st = place_table(e, pl, m, &e->err);
     mem_set_budget(m, MEM_HOST, lim->host, lim->host_given ? "--host-memory" : "free memory");
-    mem_set_budget(m, MEM_DEVICE, lim->device, lim->device_given ? "--device-memory" : "free device memory");
+    mem_set_budget(m, MEM_DEVICE, lim->device,
+                   lim->device_given ? "--device-memory" : "free device memory");
     if (st == STK_OK) st = mem_check_budgets(m, &e->err);
     mem_close(m);
-    return st == STK_OK ? stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no placement fits the budgets") : st;
+    return st == STK_OK ? stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no placement fits the budgets")
+                        : st;
 }
 
 static bool allowed(stk_tier asked, enum chunk_home h)
@@ -242,42 +286,59 @@ static bool allowed(stk_tier asked, enum chunk_home h)
     return asked == STK_TIER_AUTO || (asked == STK_TIER_NVME) == (h == CHUNK_NVME);
 }
 
-stk_status place_choose(stk_engine *e, uint64_t host_limit, uint64_t device_limit, struct eng_placement *out)
+stk_status place_choose(stk_engine *e, uint64_t host_limit, uint64_t device_limit,
+                        struct eng_placement *out)
 {
-    static const uint8_t tiers[][3] = { /* param, opt, grad */
-        { CHUNK_HOST, CHUNK_HOST, CHUNK_HOST }, { CHUNK_HOST, CHUNK_HOST, CHUNK_NVME }, { CHUNK_HOST, CHUNK_NVME, CHUNK_HOST },
-        { CHUNK_HOST, CHUNK_NVME, CHUNK_NVME }, { CHUNK_NVME, CHUNK_HOST, CHUNK_HOST }, { CHUNK_NVME, CHUNK_HOST, CHUNK_NVME },
+    static const uint8_t tiers[][3] = {
+        /* param, opt, grad */
+        { CHUNK_HOST, CHUNK_HOST, CHUNK_HOST }, { CHUNK_HOST, CHUNK_HOST, CHUNK_NVME },
+        { CHUNK_HOST, CHUNK_NVME, CHUNK_HOST }, { CHUNK_HOST, CHUNK_NVME, CHUNK_NVME },
+        { CHUNK_NVME, CHUNK_HOST, CHUNK_HOST }, { CHUNK_NVME, CHUNK_HOST, CHUNK_NVME },
         { CHUNK_NVME, CHUNK_NVME, CHUNK_HOST }, { CHUNK_NVME, CHUNK_NVME, CHUNK_NVME },
     };
     static const uint8_t acts[] = { PLAN_ACT_KEEP, PLAN_ACT_RECOMPUTE, PLAN_ACT_HOST };
-    const struct limits lim = { host_limit, device_limit, e->cfg.host_memory != 0, e->cfg.device_memory != 0 };
+    const struct limits lim = { host_limit, device_limit, e->cfg.host_memory != 0,
+                                e->cfg.device_memory != 0 };
     struct eng_placement last = { 0 };
     bool any = false;
     char a[32], b[32];
     for (size_t t = 0; t < sizeof tiers / sizeof *tiers; t++) {
-        if (!allowed(e->cfg.params, tiers[t][0]) || !allowed(e->cfg.optimizer_state, tiers[t][1]) || !allowed(e->cfg.grads, tiers[t][2]))
+        if (!allowed(e->cfg.params, tiers[t][0]) || !allowed(e->cfg.optimizer_state, tiers[t][1]) ||
+            !allowed(e->cfg.grads, tiers[t][2]))
             continue;
-        bool nvme = tiers[t][0] == CHUNK_NVME || tiers[t][1] == CHUNK_NVME || tiers[t][2] == CHUNK_NVME;
+        bool nvme =
+            tiers[t][0] == CHUNK_NVME || tiers[t][1] == CHUNK_NVME || tiers[t][2] == CHUNK_NVME;
         if (nvme && e->n_paths == 0 && e->cfg.storage != STK_STORAGE_SIM) continue;
         for (size_t k = 0; k < sizeof acts; k++) {
-            if (e->cfg.activations != STK_ACT_AUTO && (int)e->cfg.activations - 1 != (int)acts[k]) continue;
-            if (e->cfg.activations == STK_ACT_AUTO && acts[k] == PLAN_ACT_HOST && e->caps.host_in_place) continue;
-            struct eng_placement pl = { .param = tiers[t][0], .opt = tiers[t][1], .grad = tiers[t][2], .act = acts[k] };
+            if (e->cfg.activations != STK_ACT_AUTO && (int)e->cfg.activations - 1 != (int)acts[k])
+                continue;
+            if (e->cfg.activations == STK_ACT_AUTO && acts[k] == PLAN_ACT_HOST &&
+                e->caps.host_in_place)
+                continue;
+            struct eng_placement pl = {
+                .param = tiers[t][0], .opt = tiers[t][1], .grad = tiers[t][2], .act = acts[k]
+            };
             bool ok = false;
             STK_TRY(try_placement(e, &pl, &lim, &ok, &e->err));
             any = true;
             last = pl;
             if (!ok) continue;
             *out = pl;
-            eng_note(e, "placement: parameters %s, optimizer state %s, gradients %s, activations %s (host %s, device %s)",
-                     pl.param ? "nvme" : "host", pl.opt ? "nvme" : "host", pl.grad ? "nvme" : "host",
-                     pl.act == PLAN_ACT_KEEP ? "kept" : pl.act == PLAN_ACT_RECOMPUTE ? "recomputed" : "offloaded to host",
+            eng_note(e,
+                     "placement: parameters %s, optimizer state %s, gradients %s, activations %s "
+                     "(host %s, device %s)",
+                     pl.param ? "nvme" : "host", pl.opt ? "nvme" : "host",
+                     pl.grad ? "nvme" : "host",
+                     pl.act == PLAN_ACT_KEEP        ? "kept"
+                     : pl.act == PLAN_ACT_RECOMPUTE ? "recomputed"
+                                                    : "offloaded to host",
                      fmt(pl.host_bytes, a), fmt(pl.device_bytes, b));
             return STK_OK;
         }
     }
     if (!any)
         return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
-                             "a state is asked to be on NVMe, but no folder is given: add --nvme DIR, or choose host");
+                             "a state is asked to be on NVMe, but no folder is given: add --nvme "
+                             "DIR, or choose host");
     return refuse(e, &last, &lim);
 }

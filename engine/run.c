@@ -1,10 +1,14 @@
-/* engine/run.c - executes a plan: which nodes are done, which may start, what the application waits for.
+/* engine/run.c - executes a plan: which nodes are done, which may start, what the application waits
+ * for.
  *
- * Owns the run (struct eng_run). Runs on the engine lane, except run_alloc, run_free, run_start and run_wait (application's thread, while the lane is idle or by
- * events). Must not know what a node does: engine/issue.c starts it, and its completion comes back here through run_complete.
+ * Owns the run (struct eng_run). Runs on the engine lane, except run_alloc, run_free, run_start and
+ * run_wait (application's thread, while the lane is idle or by events). Must not know what a node
+ * does: engine/issue.c starts it, and its completion comes back here through run_complete.
  *
- * A node is READY when every dependency is met, ISSUED when it was started, DONE at its completion. Ready nodes wait in one heap a resource, ordered by program order,
- * which is priority. An edge between two visits is met when the first is handed out (one stream runs them in order); every other edge at completion. */
+ * A node is READY when every dependency is met, ISSUED when it was started, DONE at its completion.
+ * Ready nodes wait in one heap a resource, ordered by program order, which is priority. An edge
+ * between two visits is met when the first is handed out (one stream runs them in order); every
+ * other edge at completion. */
 #include "engine/engine.h"
 #include "base/sys.h"
 #include <string.h>
@@ -52,7 +56,9 @@ stk_status run_alloc(stk_engine *e, uint32_t n_nodes_max)
     }
     /* Two updates at a time keep the team busy; more would only spread over more memory. */
     r->pool[PLAN_UPDATE_TEAM].limit = 2;
-    if (!ok) return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory for the run of a plan with %u nodes", n_nodes_max);
+    if (!ok)
+        return stk_error_set(&e->err, STK_ERR_NOMEM, 0,
+                             "no memory for the run of a plan with %u nodes", n_nodes_max);
     return STK_OK;
 }
 
@@ -83,7 +89,8 @@ void run_op_give(stk_engine *e, uint32_t resource, struct run_op *op)
     p->in_flight--;
 }
 
-/* A node whose dependencies are met joins its resource's heap; visits wait to be asked for instead. */
+/* A node whose dependencies are met joins its resource's heap; visits wait to be asked for
+ * instead. */
 static void node_ready(stk_engine *e, uint32_t node)
 {
     struct eng_run *r = &e->run;
@@ -151,7 +158,8 @@ void run_fail(stk_engine *e, const struct stk_error *err)
 static bool hand_out_visit(stk_engine *e)
 {
     struct eng_run *r = &e->run;
-    if (!r->active) return false; /* the last node completed just now; the rest is the application's */
+    if (!r->active) return false; /* the last node completed just now; the rest is the
+                                   * application's */
     if (r->next_visit >= atomic_load(&e->want) || r->next_visit >= r->plan->n_visits) return false;
     uint32_t node = r->plan->visits[r->next_visit].node;
     if (r->node_state[node] != RUN_READY) return false;
@@ -170,7 +178,8 @@ static bool hand_out_visit(stk_engine *e)
 void run_abandon(stk_engine *e, uint32_t from)
 {
     struct eng_run *r = &e->run;
-    for (uint32_t i = from; r->active && i < r->next_visit; i++) { /* handed out, but the client had turned away */
+    /* handed out, but the client had turned away */
+    for (uint32_t i = from; r->active && i < r->next_visit; i++) {
         r->visits_in_flight--;
         if (i != r->hold_visit) run_complete(e, r->plan->visits[i].node);
     }
@@ -191,13 +200,18 @@ void run_release_hold(stk_engine *e)
     run_complete(e, node);
 }
 
-/* Own order: nothing moves and nothing can, but a visit is wanted: it needs the room of one that the client holds. */
+/* Own order: nothing moves and nothing can, but a visit is wanted: it needs the room of one that
+ * the client holds. */
 static void notice_stuck(stk_engine *e)
 {
     struct eng_run *r = &e->run;
-    if (!r->active || !e->own || r->visits_in_flight == 0 || r->next_visit >= atomic_load(&e->want)) return;
-    /* `want` may have been raised since hand_out_visit looked: then another pump is on its way. And what the client released ends by itself. */
-    if (r->node_state[r->plan->visits[r->next_visit].node] == RUN_READY || r->visits_in_flight > atomic_load(&e->held_visits)) return;
+    if (!r->active || !e->own || r->visits_in_flight == 0 || r->next_visit >= atomic_load(&e->want))
+        return;
+    /* `want` may have been raised since hand_out_visit looked: then another pump is on its way. And
+     * what the client released ends by itself. */
+    if (r->node_state[r->plan->visits[r->next_visit].node] == RUN_READY ||
+        r->visits_in_flight > atomic_load(&e->held_visits))
+        return;
     for (uint32_t k = 0; k < PLAN_RESOURCE_N; k++)
         if (r->pool[k].in_flight || r->heap_n[k]) return;
     atomic_store(&e->stuck, true);
@@ -212,7 +226,8 @@ static bool issue_ready(stk_engine *e)
     for (uint32_t res = 0; res < PLAN_RESOURCE_N; res++)
         while (r->active && r->heap_n[res] > 0) {
             uint32_t node = r->heap[res][0];
-            /* popped before issuing: a node that completes at once may push others of the same resource */
+            /* popped before issuing: a node that completes at once may push others of the same
+             * resource */
             heap_pop(r, res);
             r->node_state[node] = RUN_ISSUED;
             if (!issue_node(e, node)) {
@@ -295,8 +310,8 @@ static void describe_wait(const stk_engine *e, char *buf, size_t size)
     for (uint32_t i = 0; i < r->plan->n_nodes; i++) {
         if (r->node_state[i] != RUN_ISSUED) continue;
         const struct plan_node *n = &r->plan->nodes[i];
-        snprintf(buf, size, "%s of block %d, chunk %d has been in flight since", plan_kind_name(n->kind), (int)n->block,
-                 (int)n->chunk);
+        snprintf(buf, size, "%s of block %d, chunk %d has been in flight since",
+                 plan_kind_name(n->kind), (int)n->block, (int)n->chunk);
         return;
     }
     snprintf(buf, size, "nothing is in flight and nothing can start");
@@ -318,7 +333,8 @@ stk_status run_wait(stk_engine *e, struct exec_event *ev)
         char what[160];
         describe_wait(e, what, sizeof what);
         e->state = ENG_FAILED;
-        return stk_error_set(&e->err, STK_ERR_STALLED, 0, "the step stopped moving: %s (%s); resume from the last checkpoint", what,
-                             err.text);
+        return stk_error_set(&e->err, STK_ERR_STALLED, 0,
+                             "the step stopped moving: %s (%s); resume from the last checkpoint",
+                             what, err.text);
     }
 }

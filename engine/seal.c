@@ -1,7 +1,8 @@
-/* engine/seal.c - from description to a machine that is ready: layout, placement, plan, proof, then memory, store and streams.
+/* engine/seal.c - from description to a machine that is ready: layout, placement, plan, proof, then
+ * memory, store and streams.
  *
- * Application's thread, once. Order matters: whatever can refuse does so before anything large is reserved and before anything is written (design, promise 1).
- * Must not know how nodes run. */
+ * Application's thread, once. Order matters: whatever can refuse does so before anything large is
+ * reserved and before anything is written (design, promise 1). Must not know how nodes run. */
 #include "engine/engine.h"
 #include "base/sys.h"
 #include "nvme/io_sim.h"
@@ -17,17 +18,24 @@ static stk_status build_layout(stk_engine *e)
     struct layout_tensor_in *t = sys_calloc(e->n_tensors ? e->n_tensors : 1, sizeof *t);
     e->tensor_of = sys_calloc(e->n_tensors ? e->n_tensors : 1, sizeof *e->tensor_of);
     stk_status st = STK_OK;
-    if (!in || !t || !e->tensor_of) st = stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory for the layout");
+    if (!in || !t || !e->tensor_of)
+        st = stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory for the layout");
     uint32_t k = 0;
     for (uint32_t i = 0; st == STK_OK && i < e->n_blocks; i++) {
         const struct eng_block_desc *b = &e->blocks[i];
-        in[i] = (struct layout_block_in){ .name = b->name, .n_tensors = b->n_tensors, .tensors = &t[k] };
+        in[i] = (struct layout_block_in){ .name = b->name,
+                                          .n_tensors = b->n_tensors,
+                                          .tensors = &t[k] };
         for (uint32_t j = 0; j < b->n_tensors; j++, k++)
-            t[k] = (struct layout_tensor_in){ .name = b->tensors[j].name, .n_elems = b->tensors[j].n_elems, .frozen = b->tensors[j].frozen,
+            t[k] = (struct layout_tensor_in){ .name = b->tensors[j].name,
+                                              .n_elems = b->tensors[j].n_elems,
+                                              .frozen = b->tensors[j].frozen,
                                               .decay = !b->tensors[j].no_decay };
     }
     enum chunk_dtype dt = e->cfg.dtype == STK_FP16 ? CHUNK_FP16 : CHUNK_BF16;
-    if (st == STK_OK) st = layout_build(in, e->n_blocks, dt, e->cfg.chunk_elems, 0, 1, &e->layout, e->tensor_of, &e->err);
+    if (st == STK_OK)
+        st = layout_build(in, e->n_blocks, dt, e->cfg.chunk_elems, 0, 1, &e->layout, e->tensor_of,
+                          &e->err);
     sys_free(in);
     sys_free(t);
     return st;
@@ -39,7 +47,8 @@ static stk_status alloc_tables(stk_engine *e)
     e->pchunks = sys_calloc(e->layout->n_chunks ? e->layout->n_chunks : 1, sizeof *e->pchunks);
     e->pplaces = sys_calloc(e->n_places ? e->n_places : 1, sizeof *e->pplaces);
     e->coef = sys_calloc(e->layout->n_tensors ? e->layout->n_tensors : 1, sizeof *e->coef);
-    if (!e->pblocks || !e->pchunks || !e->pplaces || !e->coef) return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory for the tables of chunks");
+    if (!e->pblocks || !e->pchunks || !e->pplaces || !e->coef)
+        return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory for the tables of chunks");
     return STK_OK;
 }
 
@@ -48,7 +57,8 @@ static stk_status default_places(stk_engine *e)
 {
     if (e->n_places > 0) return STK_OK;
     if (!e->cfg.own_order)
-        return stk_error_set(&e->err, STK_ERR_CONFIG, 0, "no order: call stk_order, or set own_order");
+        return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
+                             "no order: call stk_order, or set own_order");
     e->places = sys_calloc(e->n_blocks ? e->n_blocks : 1, sizeof *e->places);
     if (!e->places) return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory for the order");
     for (uint32_t i = 0; i < e->n_blocks; i++) e->places[i].block = i;
@@ -61,10 +71,12 @@ static void limits(stk_engine *e, uint64_t *host, uint64_t *device)
     struct mem_limits lim;
     mem_limits_read("", &lim);
     uint64_t now = e->baseline_bytes;
-    uint64_t can = lim.available_bytes + now; /* what we hold already is not available any more, but ours */
+    uint64_t can = lim.available_bytes + now; /* what we hold already is not available any more, but
+                                               * ours */
     *host = e->cfg.host_memory ? e->cfg.host_memory : can;
     if (*host > can) {
-        eng_note(e, "--host-memory is above what this machine has free (%s): the smaller counts", lim.why);
+        eng_note(e, "--host-memory is above what this machine has free (%s): the smaller counts",
+                 lim.why);
         *host = can;
     }
     *device = e->device_limit;
@@ -77,7 +89,8 @@ static stk_status build_plans(stk_engine *e)
     if (e->cfg.own_order) {
         e->pin.own = (const struct plan_own_visit *)"";
         e->pin.n_own = 0;
-        e->pin.arena_bytes[PLAN_ARENA_ACC] = UINT64_MAX; /* no memory behind it: engine/own.c's accumulators are used */
+        e->pin.arena_bytes[PLAN_ARENA_ACC] = UINT64_MAX; /* no memory behind it: engine/own.c's
+                                                          * accumulators are used */
     }
     if (place_trains(e)) {
         STK_TRY(plan_build(&e->pin, &e->plan_train, NULL, &e->err));
@@ -90,7 +103,7 @@ static stk_status build_plans(stk_engine *e)
     return plan_check(&in, e->plan_eval, &e->err);
 }
 
-/* --- storage --------------------------------------------------------------------------------------------------------------------------- */
+/* --- storage ---------------------------------------------------------------------------------- */
 
 static void assign_homes(stk_engine *e, uint32_t *n_extents)
 {
@@ -99,7 +112,8 @@ static void assign_homes(stk_engine *e, uint32_t *n_extents)
         struct stk_chunk *c = &e->layout->chunks[i];
         for (int s = 0; s < CHUNK_STATE_N; s++) {
             c->home[s] = e->pchunks[i].home[s];
-            c->extent[s] = c->home[s] == CHUNK_NVME && e->pchunks[i].bytes[s] ? n++ : CHUNK_NO_EXTENT;
+            c->extent[s] =
+                c->home[s] == CHUNK_NVME && e->pchunks[i].bytes[s] ? n++ : CHUNK_NO_EXTENT;
         }
     }
     *n_extents = n;
@@ -116,9 +130,12 @@ static stk_status check_folders(stk_engine *e)
 {
     for (uint32_t i = 0; i < e->n_paths; i++) {
         if (access(e->paths[i], F_OK) != 0)
-            return stk_error_set(&e->err, STK_ERR_IO, errno, "--nvme %s: %s; make the folder first", e->paths[i], strerror(errno));
+            return stk_error_set(&e->err, STK_ERR_IO, errno, "--nvme %s: %s; make the folder first",
+                                 e->paths[i], strerror(errno));
         if (access(e->paths[i], W_OK | X_OK) != 0)
-            return stk_error_set(&e->err, STK_ERR_IO, errno, "--nvme %s: not writable by this user (%s); choose a folder that is, or change its permissions",
+            return stk_error_set(&e->err, STK_ERR_IO, errno,
+                                 "--nvme %s: not writable by this user (%s); choose a folder that "
+                                 "is, or change its permissions",
                                  e->paths[i], strerror(errno));
     }
     return STK_OK;
@@ -132,11 +149,15 @@ static stk_status check_disk(stk_engine *e)
     for (uint32_t i = 0; share && i < e->n_paths; i++) {
         int64_t room = sys_disk_free(e->paths[i]);
         char a[32], b[32];
-        if (room < 0) return stk_error_set(&e->err, STK_ERR_IO, errno, "--nvme %s: %s", e->paths[i], strerror(errno));
+        if (room < 0)
+            return stk_error_set(&e->err, STK_ERR_IO, errno, "--nvme %s: %s", e->paths[i],
+                                 strerror(errno));
         if ((uint64_t)room < share)
-            return stk_error_set(&e->err, STK_ERR_NOSPACE, 0,
-                                 "--nvme %s: %s are needed, %s are free; free some space, add another folder, or keep a part in memory (--optimizer-state host)",
-                                 e->paths[i], mem_size_format(share, a), mem_size_format((uint64_t)room, b));
+            return stk_error_set(
+                &e->err, STK_ERR_NOSPACE, 0,
+                "--nvme %s: %s are needed, %s are free; free some space, add another folder, or "
+                "keep a part in memory (--optimizer-state host)",
+                e->paths[i], mem_size_format(share, a), mem_size_format((uint64_t)room, b));
     }
     return STK_OK;
 }
@@ -147,17 +168,30 @@ static stk_status open_storage(stk_engine *e, uint32_t n_extents)
     static const enum io_kind kinds[] = { IO_AUTO, IO_URING, IO_POSIX, IO_SIM };
     const struct io_sim_cfg *sim = e->cfg.sim_disk;
     exec_task_init(&e->io_task, on_io, e);
-    struct io_cfg ic = { .kind = kinds[e->cfg.storage], .ex = e->ex, .lane = e->lane, .notify = &e->io_task, .sim = sim };
+    struct io_cfg ic = { .kind = kinds[e->cfg.storage],
+                         .ex = e->ex,
+                         .lane = e->lane,
+                         .notify = &e->io_task,
+                         .sim = sim };
     STK_TRY(io_open(&ic, &e->io, &e->err));
-    struct store_cfg sc = { .io = e->io, .ex = e->ex, .lane = e->lane, .n_paths = e->n_paths, .n_extents = n_extents, .room = 1,
-                            .sim_disk = e->cfg.storage == STK_STORAGE_SIM && sim ? sim->disk : NULL };
+    struct store_cfg sc = { .io = e->io,
+                            .ex = e->ex,
+                            .lane = e->lane,
+                            .n_paths = e->n_paths,
+                            .n_extents = n_extents,
+                            .room = 1,
+                            .sim_disk =
+                                e->cfg.storage == STK_STORAGE_SIM && sim ? sim->disk : NULL };
     for (uint32_t i = 0; i < e->n_paths; i++) sc.paths[i] = e->paths[i];
     if (sc.n_paths == 0) sc.paths[sc.n_paths++] = "sim";
     uint64_t *bytes = sys_calloc(n_extents, sizeof *bytes);
-    if (!bytes) return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory for the table of %u extents", n_extents);
+    if (!bytes)
+        return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory for the table of %u extents",
+                             n_extents);
     for (uint32_t i = 0; i < e->layout->n_chunks; i++)
         for (int s = 0; s < CHUNK_STATE_N; s++)
-            if (e->layout->chunks[i].extent[s] != CHUNK_NO_EXTENT) bytes[e->layout->chunks[i].extent[s]] = e->pchunks[i].bytes[s];
+            if (e->layout->chunks[i].extent[s] != CHUNK_NO_EXTENT)
+                bytes[e->layout->chunks[i].extent[s]] = e->pchunks[i].bytes[s];
     sc.extent_bytes = bytes;
     stk_status st = store_open(&sc, &e->store, &e->err);
     sys_free(bytes);
@@ -168,13 +202,14 @@ static stk_status open_storage(stk_engine *e, uint32_t n_extents)
     return STK_OK;
 }
 
-/* --- memory ------------------------------------------------------------------------------------------------------------------------------ */
+/* --- memory ----------------------------------------------------------------------------------- */
 
 /* What lives on the device: arenas, workspace, the client's reservations, in one reservation. */
 static stk_status reserve_device(stk_engine *e)
 {
     uint64_t total = e->workspace_bytes;
-    for (int a = 0; a < PLAN_ARENA_N; a++) total += plan_arena_on_device(a) ? round_page(e->place.arena_bytes[a]) : 0;
+    for (int a = 0; a < PLAN_ARENA_N; a++)
+        total += plan_arena_on_device(a) ? round_page(e->place.arena_bytes[a]) : 0;
     for (uint32_t i = 0; i < e->n_reserves; i++)
         total += e->reserves[i].where == STK_ON_DEVICE ? round_page(e->reserves[i].size_bytes) : 0;
     total += round_page(own_bytes(e, true)) + round_page(own_bytes(e, false));
@@ -203,27 +238,32 @@ static stk_status reserve_host(stk_engine *e, struct mem *m)
     for (int a = 0; a < PLAN_ARENA_N; a++) {
         if (plan_arena_on_device(a) || e->place.arena_bytes[a] == 0) continue;
         void *p;
-        STK_TRY(mem_reserve(m, plan_arena_name(a), "", round_page(e->place.arena_bytes[a]), &p, &e->err));
+        STK_TRY(mem_reserve(m, plan_arena_name(a), "", round_page(e->place.arena_bytes[a]), &p,
+                            &e->err));
         e->arena[a] = p;
         STK_TRY(dev_host_register(e->dev, p, round_page(e->place.arena_bytes[a]), &e->err));
     }
     for (uint32_t i = 0; i < e->n_reserves; i++)
         if (e->reserves[i].where == STK_ON_HOST)
-            STK_TRY(mem_reserve(m, e->reserves[i].owner, "", round_page(e->reserves[i].size_bytes), &e->reserves[i].base, &e->err));
+            STK_TRY(mem_reserve(m, e->reserves[i].owner, "", round_page(e->reserves[i].size_bytes),
+                                &e->reserves[i].base, &e->err));
     return STK_OK;
 }
 
-/* Host homes: parameters of a block contiguous (a visit may read them in place), the others packed chunk by chunk. */
+/* Host homes: parameters of a block contiguous (a visit may read them in place), the others packed
+ * chunk by chunk. */
 static stk_status reserve_homes(stk_engine *e, struct mem *m)
 {
-    static const char *const owner[CHUNK_STATE_N] = { "parameters (16-bit)", "optimizer state", "gradients (16-bit)" };
+    static const char *const owner[CHUNK_STATE_N] = { "parameters (16-bit)", "optimizer state",
+                                                      "gradients (16-bit)" };
     const struct stk_layout *l = e->layout;
     const uint8_t home[CHUNK_STATE_N] = { e->place.param, e->place.opt, e->place.grad };
     for (int s = 0; s < CHUNK_STATE_N; s++) {
         if (home[s] != CHUNK_HOST) continue;
         uint64_t total = 0;
         for (uint32_t b = 0; b < l->n_blocks; b++) {
-            for (uint32_t i = 0; i < l->blocks[b].n_chunks; i++) total += chunk_bytes(l, &l->chunks[l->blocks[b].first_chunk + i], s);
+            for (uint32_t i = 0; i < l->blocks[b].n_chunks; i++)
+                total += chunk_bytes(l, &l->chunks[l->blocks[b].first_chunk + i], s);
             if (s == CHUNK_PARAM) total = round_page(total);
         }
         if (total == 0) continue;
@@ -252,15 +292,18 @@ static void register_buffers(stk_engine *e)
     if (!e->io) return;
     static const uint8_t io_arenas[] = { PLAN_ARENA_UPDATE, PLAN_ARENA_BOUNCE, PLAN_ARENA_GRAD };
     for (size_t i = 0; i < sizeof io_arenas; i++)
-        if (e->arena[io_arenas[i]]) io_buffer_register(e->io, e->arena[io_arenas[i]], round_page(e->place.arena_bytes[io_arenas[i]]));
+        if (e->arena[io_arenas[i]])
+            io_buffer_register(e->io, e->arena[io_arenas[i]],
+                               round_page(e->place.arena_bytes[io_arenas[i]]));
     if (e->caps.host_in_place && e->place.param == CHUNK_NVME && e->arena[PLAN_ARENA_PARAM])
-        io_buffer_register(e->io, e->arena[PLAN_ARENA_PARAM], round_page(e->place.arena_bytes[PLAN_ARENA_PARAM]));
+        io_buffer_register(e->io, e->arena[PLAN_ARENA_PARAM],
+                           round_page(e->place.arena_bytes[PLAN_ARENA_PARAM]));
 }
 
 static void make_numerics(stk_engine *e)
 {
-    snprintf(e->numerics, sizeof e->numerics, "%s;dtype=%s;chunk=%u;%s", e->caps.numerics, e->cfg.dtype == STK_FP16 ? "fp16" : "bf16",
-             e->cfg.chunk_elems, e->client_numerics);
+    snprintf(e->numerics, sizeof e->numerics, "%s;dtype=%s;chunk=%u;%s", e->caps.numerics,
+             e->cfg.dtype == STK_FP16 ? "fp16" : "bf16", e->cfg.chunk_elems, e->client_numerics);
 }
 
 static stk_status seal_plan(stk_engine *e)
@@ -297,7 +340,8 @@ static stk_status seal_machine(stk_engine *e)
     STK_TRY(run_alloc(e, n));
     STK_TRY(state_alloc(e));
     STK_TRY(own_alloc(e));
-    for (uint32_t i = 0; i < e->layout->n_tensors; i++) e->layout->tensors[i].touched = !e->cfg.own_order;
+    for (uint32_t i = 0; i < e->layout->n_tensors; i++)
+        e->layout->tensors[i].touched = !e->cfg.own_order;
     mem_seal(e->held);
     return STK_OK;
 }

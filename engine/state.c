@@ -1,7 +1,9 @@
-/* engine/state.c - the state of tensors between steps: filling, reading, and the one staged chunk through which NVMe homes are reached.
+/* engine/state.c - the state of tensors between steps: filling, reading, and the one staged chunk
+ * through which NVMe homes are reached.
  *
- * Application's thread, while no run is active (INV-4 allows it then: the engine lane is idle). Owns the staging memory. Checkpoints (checkpoint.c) stream through it too.
- * At most one chunk is staged; it is written home when another is wanted or a step begins. */
+ * Application's thread, while no run is active (INV-4 allows it then: the engine lane is idle).
+ * Owns the staging memory. Checkpoints (checkpoint.c) stream through it too. At most one chunk is
+ * staged; it is written home when another is wanted or a step begins. */
 #include "engine/state.h"
 #include "base/sys.h"
 #include <string.h>
@@ -11,14 +13,18 @@ static uint64_t param_room(const stk_engine *e) { return round_page(2ull * e->cf
 static uint64_t opt_room(const stk_engine *e) { return round_page(12ull * e->cfg.chunk_elems); }
 static uint64_t work_room(const stk_engine *e) { return round_page(4ull * e->cfg.chunk_elems); }
 
-uint64_t state_staging_bytes(const stk_engine *e) { return 2 * param_room(e) + opt_room(e) + 3 * work_room(e); }
+uint64_t state_staging_bytes(const stk_engine *e)
+{
+    return 2 * param_room(e) + opt_room(e) + 3 * work_room(e);
+}
 
 stk_status state_alloc(stk_engine *e)
 {
     struct state_io *s = e->sio = sys_calloc(1, sizeof *s);
     void *p;
     if (!s) return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory for staging");
-    STK_TRY(mem_reserve(e->held, "staging of loads and checkpoints", "", state_staging_bytes(e), &p, &e->err));
+    STK_TRY(mem_reserve(e->held, "staging of loads and checkpoints", "", state_staging_bytes(e), &p,
+                        &e->err));
     uint8_t *at = p;
     s->param = at;
     s->grad = at + param_room(e);
@@ -37,7 +43,7 @@ void state_free(stk_engine *e)
     e->sio = NULL;
 }
 
-/* --- transfers, waited for ------------------------------------------------------------------------------------------------------------ */
+/* --- transfers, waited for -------------------------------------------------------------------- */
 
 static void transfer_done(struct store_op *op)
 {
@@ -53,7 +59,8 @@ static void transfer_begin(void *arg)
     for (int k = 0; k < CHUNK_STATE_N; k++) {
         if (!(s->moving & 1u << k)) continue;
         struct stk_error err = { 0 };
-        stk_status st = s->put ? store_put(e->store, &s->op[k], &err) : store_get(e->store, &s->op[k], &err);
+        stk_status st =
+            s->put ? store_put(e->store, &s->op[k], &err) : store_get(e->store, &s->op[k], &err);
         if (st == STK_OK) continue;
         s->op[k].status = st;
         s->op[k].error = err;
@@ -61,10 +68,15 @@ static void transfer_begin(void *arg)
     }
 }
 
-static bool on_nvme(const struct stk_chunk *c, enum chunk_state s) { return c->extent[s] != CHUNK_NO_EXTENT; }
+static bool on_nvme(const struct stk_chunk *c, enum chunk_state s)
+{
+    return c->extent[s] != CHUNK_NO_EXTENT;
+}
 
-/* Moves the states of `moving` (bits by chunk_state, NVMe homes only) between their extents and buf[state]. */
-static stk_status transfer(stk_engine *e, const struct stk_chunk *c, uint32_t moving, bool put, void *const buf[CHUNK_STATE_N])
+/* Moves the states of `moving` (bits by chunk_state, NVMe homes only) between their extents and
+ * buf[state]. */
+static stk_status transfer(stk_engine *e, const struct stk_chunk *c, uint32_t moving, bool put,
+                           void *const buf[CHUNK_STATE_N])
 {
     static const char *const names[] = { "parameters", "optimizer state", "gradient" };
     struct state_io *s = e->sio;
@@ -90,11 +102,13 @@ static stk_status transfer(stk_engine *e, const struct stk_chunk *c, uint32_t mo
     struct stk_error err = { 0 };
     stk_status st = exec_event_wait(&s->event, exec_now_ns(e->ex) + stall, &err);
     if (st != STK_OK)
-        stk_error_set(&e->err, st, 0, "%s of block %s, chunk %u: the transfer does not end: %s", put ? "writing" : "reading",
-                      e->layout->blocks[c->block].name, c->id, err.text);
+        stk_error_set(&e->err, st, 0, "%s of block %s, chunk %u: the transfer does not end: %s",
+                      put ? "writing" : "reading", e->layout->blocks[c->block].name, c->id,
+                      err.text);
     for (int k = 0; st == STK_OK && k < CHUNK_STATE_N; k++)
         if ((moving & 1u << k) && s->op[k].status != STK_OK)
-            st = stk_error_set(&e->err, s->op[k].status, s->op[k].error.os_errno, "%s of block %s, chunk %u: %s", names[k],
+            st = stk_error_set(&e->err, s->op[k].status, s->op[k].error.os_errno,
+                               "%s of block %s, chunk %u: %s", names[k],
                                e->layout->blocks[c->block].name, c->id, s->op[k].error.text);
     if (st != STK_OK) e->state = ENG_FAILED;
     return st;
@@ -146,7 +160,8 @@ stk_status state_unstage(stk_engine *e)
 
 static void fill_view(stk_engine *e, const struct stk_chunk *c, struct state_view *v);
 
-/* As state_stage of parameters and state, but what is at NVMe is zero instead of being read: everything will be overwritten. */
+/* As state_stage of parameters and state, but what is at NVMe is zero instead of being read:
+ * everything will be overwritten. */
 stk_status state_stage_fresh(stk_engine *e, uint32_t chunk, struct state_view *v)
 {
     struct state_io *s = e->sio;
@@ -166,7 +181,8 @@ stk_status state_stage(stk_engine *e, uint32_t chunk, uint32_t want, struct stat
     if (s->chunk != chunk) STK_TRY(state_unstage(e));
     uint32_t missing = nvme_states(c, want & ~s->loaded), never = 0;
     for (int k = 0; k < CHUNK_STATE_N; k++)
-        if ((missing & 1u << k) && store_version(e->store, c->extent[k]) == UINT64_MAX) never |= 1u << k;
+        if ((missing & 1u << k) && store_version(e->store, c->extent[k]) == UINT64_MAX)
+            never |= 1u << k;
     clear_states(e, c, never);
     void *buf[CHUNK_STATE_N];
     staged_buffers(s, buf);
@@ -204,7 +220,8 @@ static stk_status write_unfilled(stk_engine *e)
         const struct stk_chunk *c = &e->layout->chunks[i];
         uint32_t never = 0;
         for (int k = CHUNK_PARAM; k <= CHUNK_OPT; k++)
-            if (on_nvme(c, k) && store_version(e->store, c->extent[k]) == UINT64_MAX) never |= 1u << k;
+            if (on_nvme(c, k) && store_version(e->store, c->extent[k]) == UINT64_MAX)
+                never |= 1u << k;
         clear_states(e, c, never);
         STK_TRY(transfer(e, c, never, true, buf));
     }
@@ -220,9 +237,10 @@ stk_status state_flush_staged(stk_engine *e)
     return STK_OK;
 }
 
-/* --- elements ---------------------------------------------------------------------------------------------------------------------------- */
+/* --- elements --------------------------------------------------------------------------------- */
 
-void state_master_get(const stk_engine *e, const struct state_view *v, uint32_t at, uint32_t n, float *out)
+void state_master_get(const stk_engine *e, const struct state_view *v, uint32_t at, uint32_t n,
+                      float *out)
 {
     if (v->frozen) {
         if (e->layout->dtype == CHUNK_BF16) convert_bf16_to_f32(v->param + at, out, n);
@@ -234,7 +252,8 @@ void state_master_get(const stk_engine *e, const struct state_view *v, uint32_t 
     }
 }
 
-void state_master_set(const stk_engine *e, const struct state_view *v, uint32_t at, uint32_t n, const float *in)
+void state_master_set(const stk_engine *e, const struct state_view *v, uint32_t at, uint32_t n,
+                      const float *in)
 {
     if (e->layout->dtype == CHUNK_FP16) {
         convert_f32_to_fp16(in, v->param + at, n);
@@ -246,7 +265,10 @@ void state_master_set(const stk_engine *e, const struct state_view *v, uint32_t 
     }
 }
 
-static const struct stk_tensor *tensor_of(const stk_engine *e, uint32_t tensor) { return &e->layout->tensors[e->tensor_of[tensor]]; }
+static const struct stk_tensor *tensor_of(const stk_engine *e, uint32_t tensor)
+{
+    return &e->layout->tensors[e->tensor_of[tensor]];
+}
 
 /* The chunk that holds element `elem` of a block's vector. */
 static uint32_t chunk_of(const stk_engine *e, uint32_t block, uint64_t elem)
@@ -261,14 +283,19 @@ static uint32_t chunk_of(const stk_engine *e, uint32_t block, uint64_t elem)
     return lo;
 }
 
-static stk_status check_range(stk_engine *e, const char *call, uint32_t tensor, uint64_t first, uint64_t n)
+static stk_status check_range(stk_engine *e, const char *call, uint32_t tensor, uint64_t first,
+                              uint64_t n)
 {
     if (e->state != ENG_READY) return eng_refuse_state(e, call, "between steps");
-    if (tensor >= e->n_tensors) return stk_error_set(&e->err, STK_ERR_CONFIG, 0, "%s: tensor %u; there are %u", call, tensor, e->n_tensors);
+    if (tensor >= e->n_tensors)
+        return stk_error_set(&e->err, STK_ERR_CONFIG, 0, "%s: tensor %u; there are %u", call,
+                             tensor, e->n_tensors);
     const struct stk_tensor *t = tensor_of(e, tensor);
     if (first > t->n_elems || n > t->n_elems - first)
-        return stk_error_set(&e->err, STK_ERR_CONFIG, 0, "%s: elements %llu..%llu of %s, which has %llu", call, (unsigned long long)first,
-                             (unsigned long long)(first + n), t->name, (unsigned long long)t->n_elems);
+        return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
+                             "%s: elements %llu..%llu of %s, which has %llu", call,
+                             (unsigned long long)first, (unsigned long long)(first + n), t->name,
+                             (unsigned long long)t->n_elems);
     return STK_OK;
 }
 
@@ -283,7 +310,8 @@ static const float *to_f32(const void *data, stk_dtype dtype, uint64_t at, uint3
     return work;
 }
 
-stk_status stk_tensor_write(stk_engine *e, uint32_t tensor, uint64_t first, uint64_t n, const void *data, stk_dtype dtype)
+stk_status stk_tensor_write(stk_engine *e, uint32_t tensor, uint64_t first, uint64_t n,
+                            const void *data, stk_dtype dtype)
 {
     stk_error_clear(&e->err);
     STK_TRY(check_range(e, "stk_tensor_write", tensor, first, n));
@@ -309,11 +337,13 @@ stk_status stk_tensor_write(stk_engine *e, uint32_t tensor, uint64_t first, uint
     return STK_OK;
 }
 
-static void read_piece(stk_engine *e, const struct state_view *v, stk_what what, stk_dtype dtype, uint32_t at, uint32_t n, void *out)
+static void read_piece(stk_engine *e, const struct state_view *v, stk_what what, stk_dtype dtype,
+                       uint32_t at, uint32_t n, void *out)
 {
     float *f = out;
     if (what == STK_READ_PARAM && dtype != STK_F32) memcpy(out, v->param + at, 2ull * n);
-    else if (what == STK_READ_PARAM && e->layout->dtype == CHUNK_BF16) convert_bf16_to_f32(v->param + at, f, n);
+    else if (what == STK_READ_PARAM && e->layout->dtype == CHUNK_BF16)
+        convert_bf16_to_f32(v->param + at, f, n);
     else if (what == STK_READ_PARAM) convert_fp16_to_f32(v->param + at, f, n);
     else if (what == STK_READ_MASTER) state_master_get(e, v, at, n, f);
     else if (v->frozen) memset(f, 0, 4ull * n);
@@ -327,18 +357,26 @@ static void read_piece(stk_engine *e, const struct state_view *v, stk_what what,
     }
 }
 
-stk_status stk_tensor_read(stk_engine *e, uint32_t tensor, stk_what what, uint64_t first, uint64_t n, void *data, stk_dtype dtype)
+stk_status stk_tensor_read(stk_engine *e, uint32_t tensor, stk_what what, uint64_t first,
+                           uint64_t n, void *data, stk_dtype dtype)
 {
     stk_error_clear(&e->err);
     STK_TRY(check_range(e, "stk_tensor_read", tensor, first, n));
     stk_dtype own = e->layout->dtype == CHUNK_BF16 ? STK_BF16 : STK_FP16;
     if (dtype != STK_F32 && (what != STK_READ_PARAM || dtype != own))
-        return stk_error_set(&e->err, STK_ERR_CONFIG, 0, "stk_tensor_read: this value is read as f32%s", what == STK_READ_PARAM ? " or its own 16-bit dtype" : "");
-    /* grad_loss_scale: set by the first step of this engine; steps before a restore left no gradient */
-    if (what == STK_READ_GRAD && e->grad_loss_scale == 0) return eng_refuse_state(e, "stk_tensor_read of a gradient", "after a step");
+        return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
+                             "stk_tensor_read: this value is read as f32%s",
+                             what == STK_READ_PARAM ? " or its own 16-bit dtype" : "");
+    /* grad_loss_scale: set by the first step of this engine; steps before a restore left no
+     * gradient */
+    if (what == STK_READ_GRAD && e->grad_loss_scale == 0)
+        return eng_refuse_state(e, "stk_tensor_read of a gradient", "after a step");
     if (what != STK_READ_GRAD) STK_TRY(stk_flush(e));
-    static const uint32_t states_of[] = { [STK_READ_PARAM] = STATE_PARAM, [STK_READ_MASTER] = STATE_PARAM | STATE_OPT,
-                                          [STK_READ_EXP_AVG] = STATE_OPT, [STK_READ_EXP_AVG_SQ] = STATE_OPT, [STK_READ_GRAD] = STATE_GRAD };
+    static const uint32_t states_of[] = { [STK_READ_PARAM] = STATE_PARAM,
+                                          [STK_READ_MASTER] = STATE_PARAM | STATE_OPT,
+                                          [STK_READ_EXP_AVG] = STATE_OPT,
+                                          [STK_READ_EXP_AVG_SQ] = STATE_OPT,
+                                          [STK_READ_GRAD] = STATE_GRAD };
     const struct stk_tensor *t = tensor_of(e, tensor);
     for (uint64_t done = 0; done < n;) {
         uint64_t elem = t->first_elem + first + done;

@@ -1,7 +1,8 @@
-/* engine/step.c - a step as the application sees it: begin, visits in the engine's order, end; flush; evaluation.
+/* engine/step.c - a step as the application sees it: begin, visits in the engine's order, end;
+ * flush; evaluation.
  *
- * Application's thread. Hands the plan to run.c and waits for its events. Owns the accounting of a step (what was waited for, by cause). Must not touch chunks while
- * a run is active (INV-4). */
+ * Application's thread. Hands the plan to run.c and waits for its events. Owns the accounting of a
+ * step (what was waited for, by cause). Must not touch chunks while a run is active (INV-4). */
 #include "engine/engine.h"
 #include <math.h>
 #include <string.h>
@@ -38,8 +39,12 @@ stk_status stk_step_begin(stk_engine *e, const stk_step *s)
 {
     stk_error_clear(&e->err);
     if (e->state != ENG_READY) return eng_refuse_state(e, "stk_step_begin", "between steps");
-    if (!place_trains(e)) return stk_error_set(&e->err, STK_ERR_STATE, 0, "stk_step_begin: every tensor is frozen: there is nothing to train");
-    if (!isfinite(s->lr) || s->lr < 0) return stk_error_set(&e->err, STK_ERR_CONFIG, 0, "lr %g must be a finite number, 0 or above", s->lr);
+    if (!place_trains(e))
+        return stk_error_set(&e->err, STK_ERR_STATE, 0,
+                             "stk_step_begin: every tensor is frozen: there is nothing to train");
+    if (!isfinite(s->lr) || s->lr < 0)
+        return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
+                             "lr %g must be a finite number, 0 or above", s->lr);
     STK_TRY(state_flush_staged(e));
     e->lr = s->lr;
     e->begun++;
@@ -60,16 +65,26 @@ void step_fill_visit(stk_engine *e, const struct plan *p, uint32_t index, stk_vi
     const struct plan_visit *pv = &p->visits[index];
     const struct stk_block *b = &e->layout->blocks[pv->block];
     bool backward = pv->dir == PLAN_BACKWARD;
-    *v = (stk_visit){ .index = index, .place = pv->place, .block = pv->block, .micro = pv->micro,
-                      .dir = backward ? STK_BACKWARD : STK_FORWARD, .eval = e->state == ENG_EVAL, .recompute = pv->recompute,
-                      .first_of_block = pv->first_of_block, .last_of_block = pv->last_of_block, .workspace = e->workspace,
-                      .workspace_bytes = e->workspace_bytes, .stream = e->compute, .loss_scale = e->loss_scale };
+    *v = (stk_visit){ .index = index,
+                      .place = pv->place,
+                      .block = pv->block,
+                      .micro = pv->micro,
+                      .dir = backward ? STK_BACKWARD : STK_FORWARD,
+                      .eval = e->state == ENG_EVAL,
+                      .recompute = pv->recompute,
+                      .first_of_block = pv->first_of_block,
+                      .last_of_block = pv->last_of_block,
+                      .workspace = e->workspace,
+                      .workspace_bytes = e->workspace_bytes,
+                      .stream = e->compute,
+                      .loss_scale = e->loss_scale };
     if (pv->param_slot != PLAN_NO)
         v->param = eng_slot(e, p, pv->param_slot, 0);
     else if (b->n_chunks > 0)
         v->param = e->layout->chunks[b->first_chunk].host[CHUNK_PARAM];
     if (backward) v->grad = own_accumulator(e, pv->block);
-    if (backward && !v->grad && pv->acc_slot != PLAN_NO) v->grad = (float *)(void *)eng_slot(e, p, pv->acc_slot, 0);
+    if (backward && !v->grad && pv->acc_slot != PLAN_NO)
+        v->grad = (float *)(void *)eng_slot(e, p, pv->acc_slot, 0);
     if (pv->in_slot != PLAN_NO) v->in = eng_slot(e, p, pv->in_slot, 0);
     if (pv->out_slot != PLAN_NO) v->out = eng_slot(e, p, pv->out_slot, 0);
     if (pv->full_slot != PLAN_NO) v->full = eng_slot(e, p, pv->full_slot, 0);
@@ -92,10 +107,12 @@ stk_status stk_next(stk_engine *e, stk_visit *v)
 {
     stk_error_clear(&e->err);
     if ((e->state != ENG_STEP && e->state != ENG_EVAL) || e->cfg.own_order)
-        return eng_refuse_state(e, "stk_next", "inside a step or an evaluation, in the engine's order");
+        return eng_refuse_state(e, "stk_next",
+                                "inside a step or an evaluation, in the engine's order");
     uint32_t index = e->asked;
     if (e->asked != e->given_back)
-        return stk_error_set(&e->err, STK_ERR_STATE, 0, "stk_next: visit %u was not given back by stk_done", e->given_back);
+        return stk_error_set(&e->err, STK_ERR_STATE, 0,
+                             "stk_next: visit %u was not given back by stk_done", e->given_back);
     if (index >= e->run.plan->n_visits) return STK_END;
     STK_TRY(step_wait_visit(e, index));
     e->asked = index + 1;
@@ -123,7 +140,8 @@ static void visit_done(void *arg)
 
 stk_status step_visit_queued(stk_engine *e, uint32_t index)
 {
-    struct run_op *op = e->own ? own_visit_op(e, index) : &e->visit_ops[index % ENG_VISITS_IN_FLIGHT];
+    struct run_op *op =
+        e->own ? own_visit_op(e, index) : &e->visit_ops[index % ENG_VISITS_IN_FLIGHT];
     op->e = e;
     op->node = e->run.plan->visits[index].node;
     exec_task_init(&op->task, visit_done, op);
@@ -136,12 +154,14 @@ stk_status stk_done(stk_engine *e, const stk_visit *v)
     if ((e->state != ENG_STEP && e->state != ENG_EVAL) || e->cfg.own_order)
         return eng_refuse_state(e, "stk_done", "after stk_next");
     if (v->index != e->given_back || e->asked != v->index + 1)
-        return stk_error_set(&e->err, STK_ERR_STATE, 0, "stk_done: visit %u was not the one handed out", v->index);
+        return stk_error_set(&e->err, STK_ERR_STATE, 0,
+                             "stk_done: visit %u was not the one handed out", v->index);
     e->given_back++;
     return step_visit_queued(e, v->index);
 }
 
-/* Idle time of the compute stream, shared out by what was waited for; what nobody waited for is the client's and the queue's. */
+/* Idle time of the compute stream, shared out by what was waited for; what nobody waited for is the
+ * client's and the queue's. */
 static void account(stk_engine *e, uint64_t tail_ns, uint8_t tail_kind, stk_step_stats *s)
 {
     uint64_t now = exec_now_ns(e->ex);
@@ -151,13 +171,15 @@ static void account(stk_engine *e, uint64_t tail_ns, uint8_t tail_kind, stk_step
     *exposed_of(e, tail_kind) += tail_ns;
     uint64_t idle = s->step_ns - s->compute_ns;
     e->exposed.queue_ns = 0; /* waiting for our own queue is compute, counted there */
-    uint64_t waited = e->exposed.nvme_ns + e->exposed.copy_ns + e->exposed.update_ns + e->exposed.gather_ns;
+    uint64_t waited =
+        e->exposed.nvme_ns + e->exposed.copy_ns + e->exposed.update_ns + e->exposed.gather_ns;
     double f = waited > idle && waited > 0 ? (double)idle / (double)waited : 1.0;
     s->exposed.nvme_ns = (uint64_t)((double)e->exposed.nvme_ns * f);
     s->exposed.copy_ns = (uint64_t)((double)e->exposed.copy_ns * f);
     s->exposed.update_ns = (uint64_t)((double)e->exposed.update_ns * f);
     s->exposed.gather_ns = (uint64_t)((double)e->exposed.gather_ns * f);
-    uint64_t sum = s->exposed.nvme_ns + s->exposed.copy_ns + s->exposed.update_ns + s->exposed.gather_ns;
+    uint64_t sum =
+        s->exposed.nvme_ns + s->exposed.copy_ns + s->exposed.update_ns + s->exposed.gather_ns;
     s->exposed.queue_ns = idle > sum ? idle - sum : 0;
 }
 
@@ -185,15 +207,18 @@ stk_status step_finish(stk_engine *e, stk_step_stats *stats)
     stk_step_stats s = { 0 };
     double scale = e->loss_scale;
     e->pending = norm_decide(e);
-    account(e, last && now > last ? now - last : 0, e->run.last_kind == PLAN_NORM ? PLAN_GRAD_CAST : e->run.last_kind, &s);
+    account(e, last && now > last ? now - last : 0,
+            e->run.last_kind == PLAN_NORM ? PLAN_GRAD_CAST : e->run.last_kind, &s);
     fill_stats(e, scale, e->pending, &s);
     e->asked = e->given_back = 0;
     e->state = ENG_READY;
     if (stats) *stats = s;
     if (!e->pending && e->skipped_row >= e->cfg.skip_limit)
-        return stk_error_set(&e->err, STK_ERR_NONFINITE, 0,
-                             "%u steps in a row had a non-finite gradient and were skipped; the state is unchanged: lower the learning rate, look at the data, or use bf16",
-                             (unsigned)e->skipped_row);
+        return stk_error_set(
+            &e->err, STK_ERR_NONFINITE, 0,
+            "%u steps in a row had a non-finite gradient and were skipped; the state is unchanged: "
+            "lower the learning rate, look at the data, or use bf16",
+            (unsigned)e->skipped_row);
     return STK_OK;
 }
 
@@ -208,7 +233,9 @@ stk_status stk_step_end(stk_engine *e, stk_step_stats *stats)
         return st;
     }
     if (e->given_back < e->plan_train->n_visits)
-        return stk_error_set(&e->err, STK_ERR_STATE, 0, "stk_step_end: %u of %u visits were given back", e->given_back, e->plan_train->n_visits);
+        return stk_error_set(&e->err, STK_ERR_STATE, 0,
+                             "stk_step_end: %u of %u visits were given back", e->given_back,
+                             e->plan_train->n_visits);
     return step_finish(e, stats);
 }
 
@@ -240,7 +267,9 @@ stk_status stk_eval_end(stk_engine *e)
     stk_error_clear(&e->err);
     if (e->state != ENG_EVAL) return eng_refuse_state(e, "stk_eval_end", "inside an evaluation");
     if (e->given_back < e->plan_eval->n_visits)
-        return stk_error_set(&e->err, STK_ERR_STATE, 0, "stk_eval_end: %u of %u visits were given back", e->given_back, e->plan_eval->n_visits);
+        return stk_error_set(&e->err, STK_ERR_STATE, 0,
+                             "stk_eval_end: %u of %u visits were given back", e->given_back,
+                             e->plan_eval->n_visits);
     STK_TRY(run_wait(e, &e->run_event));
     e->asked = e->given_back = 0;
     e->state = ENG_READY;

@@ -442,7 +442,8 @@ stk_status model_config_read(const char *path, struct model_config *out, struct 
     return model_config_take(path, doc, out, err);
 }
 
-stk_status model_config_take(const char *path, void *document, struct model_config *out, struct stk_error *err)
+stk_status model_config_take(const char *path, void *document, struct model_config *out,
+                             struct stk_error *err)
 {
     json_t *doc = document;
     memset(out, 0, sizeof *out);
@@ -462,7 +463,8 @@ stk_status model_config_take(const char *path, void *document, struct model_conf
 
 const char *model_config_differs(const struct model_config *a, const struct model_config *b)
 {
-    const struct { const char *key; bool differs; } checks[] = {
+    const struct { const char *key; bool differs;
+    } checks[] = {
         { "model_type", a->family != b->family },
         { "vocab_size", a->vocab != b->vocab },
         { "hidden_size", a->hidden != b->hidden },
@@ -476,8 +478,10 @@ const char *model_config_differs(const struct model_config *a, const struct mode
         { "attention_bias", a->attention_bias != b->attention_bias || a->o_bias != b->o_bias },
         { "mlp_bias", a->mlp_bias != b->mlp_bias },
         { "rope_theta", a->rope_theta != b->rope_theta },
-        { "rope_scaling", a->rope != b->rope || a->rope_factor != b->rope_factor || a->rope_low_freq_factor != b->rope_low_freq_factor ||
-                              a->rope_high_freq_factor != b->rope_high_freq_factor || a->rope_original_max_positions != b->rope_original_max_positions },
+        { "rope_scaling", a->rope != b->rope || a->rope_factor != b->rope_factor ||
+                              a->rope_low_freq_factor != b->rope_low_freq_factor ||
+                              a->rope_high_freq_factor != b->rope_high_freq_factor ||
+                              a->rope_original_max_positions != b->rope_original_max_positions },
     };
     for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++)
         if (checks[i].differs) return checks[i].key;

@@ -37,9 +37,12 @@ struct model_config {
 };
 
 stk_status model_config_read(const char *path, struct model_config *out, struct stk_error *err);
-/* The same from a parsed document (a json_t *, taken over, also on failure); `path` is what sentences name. */
-stk_status model_config_take(const char *path, void *document, struct model_config *out, struct stk_error *err);
-/* The first key by which the two compute something else (NULL: none). Positions, initializer_range, dtype and spelling do not count. */
+/* The same from a parsed document (a json_t *, taken over, also on failure); `path` is what
+ * sentences name. */
+stk_status model_config_take(const char *path, void *document, struct model_config *out,
+                             struct stk_error *err);
+/* The first key by which the two compute something else (NULL: none). Positions, initializer_range,
+ * dtype and spelling do not count. */
 const char *model_config_differs(const struct model_config *a, const struct model_config *b);
 void model_config_free(struct model_config *c);
 stk_status model_config_write(const struct model_config *c, const char *path,

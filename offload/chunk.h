@@ -44,7 +44,8 @@
 
 #define CHUNK_ALIGN_ELEMS 64u
 #define CHUNK_FROZEN_ALIGN                                                                         \
-    2048u /* where the frozen part of a block begins: 4 KiB of 16-bit parameters, what direct I/O needs */
+    2048u /* where the frozen part of a block begins: 4 KiB of 16-bit parameters, what direct I/O
+           * needs */
 #define CHUNK_ELEMS_DEFAULT (512u * 1024u)
 
 enum chunk_state { CHUNK_PARAM, CHUNK_OPT, CHUNK_GRAD, CHUNK_STATE_N };

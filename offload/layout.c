@@ -21,7 +21,8 @@ static uint64_t align_elems(uint64_t n)
     return (n + CHUNK_ALIGN_ELEMS - 1) / CHUNK_ALIGN_ELEMS * CHUNK_ALIGN_ELEMS;
 }
 
-/* The frozen part begins at a multiple of 4 KiB of 16-bit parameters: its chunks are transferred straight to their place in the block's vector. */
+/* The frozen part begins at a multiple of 4 KiB of 16-bit parameters: its chunks are transferred
+ * straight to their place in the block's vector. */
 static uint64_t pad_trainable(uint64_t elems, bool frozen_follow)
 {
     if (!frozen_follow) return elems;
@@ -100,7 +101,8 @@ static stk_status add_tensors(struct stk_layout *l, struct stk_block *b,
         if (!frozen) l->params_trainable += t->n_elems;
         if (tensor_of) tensor_of[given + k] = id;
     }
-    if (!frozen) b->elems_trainable = b->elems = pad_trainable(b->elems, b->n_tensors < in->n_tensors);
+    if (!frozen)
+        b->elems_trainable = b->elems = pad_trainable(b->elems, b->n_tensors < in->n_tensors);
     return STK_OK;
 }
 

@@ -46,11 +46,11 @@ static json_t *number(double x) { return isfinite(x) ? json_real(x) : json_null(
 
 static stk_status write_json(const struct run *r, const struct run_eval *e, struct stk_error *err)
 {
-    json_t *doc = json_pack("{s:o, s:o, s:I, s:I, s:I, s:I, s:s, s:s, s:s}", "loss", number(e->loss),
-                            "perplexity", number(e->perplexity), "targets", (json_int_t)e->targets, "windows",
-                            (json_int_t)e->windows, "seq", (json_int_t)r->opts->seq,
-                            "peak_rss_bytes", (json_int_t)mem_peak_bytes(), "model", r->opts->model,
-                            "data", r->opts->data, "numerics", stk_numerics(r->e));
+    json_t *doc = json_pack(
+        "{s:o, s:o, s:I, s:I, s:I, s:I, s:s, s:s, s:s}", "loss", number(e->loss), "perplexity",
+        number(e->perplexity), "targets", (json_int_t)e->targets, "windows", (json_int_t)e->windows,
+        "seq", (json_int_t)r->opts->seq, "peak_rss_bytes", (json_int_t)mem_peak_bytes(), "model",
+        r->opts->model, "data", r->opts->data, "numerics", stk_numerics(r->e));
     char *text = doc ? json_dumps(doc, JSON_INDENT(1)) : NULL;
     stk_status st = text ? files_replace(r->opts->json, text, strlen(text), err)
                          : stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for the result");

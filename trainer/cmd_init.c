@@ -118,8 +118,9 @@ int cmd_init(int argc, char **argv)
     const char *config = take_config(&argc, argv);
     for (int i = 0; i < argc; i++)
         if (strcmp(argv[i], "--config") == 0 || strncmp(argv[i], "--config=", 9) == 0) {
-            stk_error_set(&err, STK_ERR_CONFIG, 0, config ? "--config is given twice: give it once"
-                                                          : "--config needs a value: --config FILE");
+            stk_error_set(&err, STK_ERR_CONFIG, 0,
+                          config ? "--config is given twice: give it once"
+                                 : "--config needs a value: --config FILE");
             return cmd_fail_use(&err);
         }
     if (opts_parse(rows, ROW_N, argc, argv, &o, NULL, NULL, &err) != STK_OK)

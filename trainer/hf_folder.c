@@ -207,7 +207,8 @@ stk_status hf_check_writable(const char *option, const char *path, struct stk_er
     char at[PATH_MAX];
     struct stat st;
     if (!path[0])
-        return stk_error_set(err, STK_ERR_CONFIG, 0, "%s: the path is empty: name a folder", option);
+        return stk_error_set(err, STK_ERR_CONFIG, 0, "%s: the path is empty: name a folder",
+                             option);
     nearest_existing(path, at, sizeof at);
     if (stat(at, &st) != 0)
         return stk_error_set(err, STK_ERR_IO, errno, "%s %s: %s: %s", option, path, at,

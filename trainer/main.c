@@ -31,8 +31,9 @@ static void print_usage(FILE *to)
     for (int i = 0; i < VERB_N; i++) fprintf(to, "  %-8s  %s\n", verbs[i].name, verbs[i].help);
 }
 
-/* Threads of the math library spin after each operation and would take the cores from I/O, casts and the update; its runtime reads the
- * policy before main, so the program starts itself once more. A policy that the user has set stays. */
+/* Threads of the math library spin after each operation and would take the cores from I/O, casts
+ * and the update; its runtime reads the policy before main, so the program starts itself once more.
+ * A policy that the user has set stays. */
 static void set_wait_policy(char **argv)
 {
     if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
@@ -40,8 +41,8 @@ static void set_wait_policy(char **argv)
     execv("/proc/self/exe", argv); /* on failure: go on as we are, only slower */
 }
 
-/* A closed stdin, stdout or stderr would give its number to the next file that is opened, and what is
- * printed would land in it. */
+/* A closed stdin, stdout or stderr would give its number to the next file that is opened, and what
+ * is printed would land in it. */
 static void fill_standard_files(void)
 {
     for (int fd = open("/dev/null", O_RDWR); fd >= 0; fd = dup(fd))

@@ -167,7 +167,8 @@ static const struct run_row {
       { "dump-gradients", OPT_STRING, AT(dump_gradients), .arg = "DIR",
         .help = "a safetensors of fp32 gradients per step" } },
     { A,
-      { "print-config", OPT_FLAG, AT(print_config), .help = "print every option's value and stop" } },
+      { "print-config", OPT_FLAG, AT(print_config),
+        .help = "print every option's value and stop" } },
     { FOR_TRAIN | FOR_EVAL,
       { "dry-run", OPT_FLAG, AT(dry_run), .help = "print memory table and plan, run nothing" } },
     { T,
@@ -231,7 +232,8 @@ void run_opts_print(const struct run_opts *o)
     char text[4096];
     for (uint32_t i = 0; i < o->n_rows; i++) {
         opts_value_text(&o->rows[i], o, text, sizeof text);
-        printf("%-18s %s%s\n", o->rows[i].name, text[0] ? text : "-", o->given[i] ? "" : "  (default)");
+        printf("%-18s %s%s\n", o->rows[i].name, text[0] ? text : "-",
+               o->given[i] ? "" : "  (default)");
     }
 }
 

@@ -281,8 +281,8 @@ stk_status report_step(struct report *r, struct train *t, const struct report_st
     }
     if (!r->log || write_log(r, t, s, err) == STK_OK) return STK_OK;
     fflush(stdout);
-    fprintf(stderr, "stoker: ALARM: step %" PRIu64 ": %s; training goes on without the log\n", s->step,
-            err->text);
+    fprintf(stderr, "stoker: ALARM: step %" PRIu64 ": %s; training goes on without the log\n",
+            s->step, err->text);
     report_close(r);
     stk_error_clear(err);
     return STK_OK;
@@ -300,10 +300,11 @@ void report_end(const struct report *r, const struct train *t)
            r->step_s > 0 ? 100 * r->exposed_s / r->step_s : 0,
            mem_size_format(mem_peak_bytes(), rss));
     if (r->nvme_bytes && r->step_s > 0)
-        printf("writes     %s to NVMe per step, at this speed %.1f TB a day: compare with the drive's "
-               "rated writes\n",
-               mem_size_format(r->nvme_bytes / n, rss),
-               (double)r->nvme_bytes / r->step_s * 86400 / 1e12);
+        printf(
+            "writes     %s to NVMe per step, at this speed %.1f TB a day: compare with the drive's "
+            "rated writes\n",
+            mem_size_format(r->nvme_bytes / n, rss),
+            (double)r->nvme_bytes / r->step_s * 86400 / 1e12);
     if (run_opts_given(&t->o, "simulate"))
         printf("trace      %016" PRIx64 "\n", stk_trace_hash(t->r.e));
 }

@@ -59,8 +59,9 @@ typedef stk_status run_logits_fn(void *arg, uint64_t window, const float *logits
 stk_status run_evaluate(struct run *r, struct tokens *data, run_logits_fn *sink, void *arg,
                         struct run_eval *out, struct stk_error *err);
 
-/* run_paths.c. An output file of `option` (path NULL: none), written in place or replaced at the end: its folder can be written to, it is no folder, no
- * input of the run and no output of another option. */
+/* run_paths.c. An output file of `option` (path NULL: none), written in place or replaced at the
+ * end: its folder can be written to, it is no folder, no input of the run and no output of another
+ * option. */
 stk_status run_check_output(const struct run_opts *o, const char *option, const char *path,
                             bool in_place, struct stk_error *err);
 /* --nvme: folders, each given once. */

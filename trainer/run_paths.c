@@ -1,5 +1,5 @@
-/* trainer/run_paths.c - refusals that only need the paths of the options: outputs that would overwrite
- * an input, --nvme folders that are none or the same one twice.
+/* trainer/run_paths.c - refusals that only need the paths of the options: outputs that would
+ * overwrite an input, --nvme folders that are none or the same one twice.
  *
  * Must not know: what is in any of the files. Application's thread, before anything is opened. */
 #include "base/sys.h"
@@ -28,8 +28,8 @@ static bool is_below(const char *folder, const char *path)
     return strncmp(a, b, n) == 0 && b[n] == '/';
 }
 
-/* What is there already: a folder is never written to; what is written in place must be writable, what
- * is replaced by renaming must be a file (a device of that name would be lost). */
+/* What is there already: a folder is never written to; what is written in place must be writable,
+ * what is replaced by renaming must be a file (a device of that name would be lost). */
 static stk_status check_existing(const char *option, const char *path, const struct stat *st,
                                  bool in_place, struct stk_error *err)
 {
@@ -41,8 +41,8 @@ static stk_status check_existing(const char *option, const char *path, const str
                              "%s %s: is there and is no regular file: choose another path", option,
                              path);
     if (in_place && access(path, W_OK) != 0)
-        return stk_error_set(err, STK_ERR_IO, errno, "%s %s: cannot be written to: %s", option, path,
-                             strerror(errno));
+        return stk_error_set(err, STK_ERR_IO, errno, "%s %s: cannot be written to: %s", option,
+                             path, strerror(errno));
     return STK_OK;
 }
 

@@ -58,8 +58,9 @@ static stk_status check_targets(struct train *t, struct stk_error *err)
         "--data %s: no window holds a target: the loss mask leaves nothing to learn", t->o.data);
 }
 
-/* Two runs that write to one --out would spoil each other's checkpoints and model. The lock goes with the
- * process and leaves no file; where folders cannot be locked (some network disks) there is none. */
+/* Two runs that write to one --out would spoil each other's checkpoints and model. The lock goes
+ * with the process and leaves no file; where folders cannot be locked (some network disks) there is
+ * none. */
 stk_status train_lock_out(struct train *t, struct stk_error *err)
 {
     if (t->out_lock > 0) return STK_OK;
@@ -68,10 +69,11 @@ stk_status train_lock_out(struct train *t, struct stk_error *err)
     if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
         sys_close(fd);
         t->had_out = t->had_ckpt_dir = true; /* the other run's: nothing of them is removed */
-        return stk_error_set(err, STK_ERR_STATE, 0,
-                             "--out %s: another run is writing there: wait for it or choose another "
-                             "folder",
-                             t->o.out);
+        return stk_error_set(
+            err, STK_ERR_STATE, 0,
+            "--out %s: another run is writing there: wait for it or choose another "
+            "folder",
+            t->o.out);
     }
     t->out_lock = fd;
     return STK_OK;

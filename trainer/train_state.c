@@ -134,7 +134,8 @@ static stk_status check_client(const struct train *t, struct stk_error *err)
                              t->resume_path);
     if (t->step > t->steps)
         return stk_error_set(err, STK_ERR_CONFIG, 0,
-                             "--resume: %s is of step %" PRIu64 ", the run is to end at step %" PRIu64
+                             "--resume: %s is of step %" PRIu64
+                             ", the run is to end at step %" PRIu64
                              ": give more --steps, or export the checkpoint",
                              t->resume_path, t->step, t->steps);
     STK_TRY(check_model(t, err));

@@ -1,11 +1,15 @@
 /* mlp.c - a training program that uses only stoker.h and its own math.
  *
- * A classifier of two interleaved spirals: an MLP 2 -> 64 -> 64 -> 64 -> 2 with tanh. Its parameters, gradients and Adam state live on a disk; stoker brings each layer when it is acquired.
- * The program keeps its own order of visits (config.own_order): the order is recorded in the first step and planned from the second on.
+ * A classifier of two interleaved spirals: an MLP 2 -> 64 -> 64 -> 64 -> 2 with tanh. Its
+ * parameters, gradients and Adam state live on a disk; stoker brings each layer when it is
+ * acquired. The program keeps its own order of visits (config.own_order): the order is recorded in
+ * the first step and planned from the second on.
  *
- *     mlp [FOLDER]      FOLDER: where the state is kept (default: a new folder in $TMPDIR, removed at the end)
+ *     mlp [FOLDER]      FOLDER: where the state is kept (default: a new folder in $TMPDIR, removed
+ *             at the end)
  *
- * Exit code 0: it learned (accuracy on unseen points above 95 %); 1: an error, or it did not learn. See README.md. */
+ * Exit code 0: it learned (accuracy on unseen points above 95 %); 1: an error, or it did not learn.
+ * See README.md. */
 #include "engine/stoker.h"
 #include <math.h>
 #include <stdio.h>
@@ -54,7 +58,7 @@ static void sample(struct mlp *m)
     }
 }
 
-/* --- the math of one layer, between acquire and release ---------------------------------------------- */
+/* --- the math of one layer, between acquire and release --------------------------------------- */
 
 static stk_status forward(struct mlp *m, int i)
 {
@@ -113,7 +117,7 @@ static double loss(struct mlp *m, int *right)
     return sum / BATCH;
 }
 
-/* --- the run: describe, seal, fill, steps --------------------------------------------------------- */
+/* --- the run: describe, seal, fill, steps ----------------------------------------------------- */
 
 static stk_status set_up(struct mlp *m, const char *folder)
 {
@@ -133,7 +137,8 @@ static stk_status set_up(struct mlp *m, const char *folder)
         snprintf(name, sizeof name, "layer.%d", i);
         snprintf(w, sizeof w, "%d.weight", i);
         snprintf(b, sizeof b, "%d.bias", i);
-        stk_tensor_desc d[2] = { { .name = w, .n_elems = (uint64_t)width[i] * width[i + 1] }, { .name = b, .n_elems = (uint64_t)width[i + 1] } };
+        stk_tensor_desc d[2] = { { .name = w, .n_elems = (uint64_t)width[i] * width[i + 1] },
+                                 { .name = b, .n_elems = (uint64_t)width[i + 1] } };
         st = stk_block(m->e, name, d, 2, &m->layer[i].block, &m->layer[i].w);
         m->layer[i].b = m->layer[i].w + 1;
     }
@@ -142,7 +147,8 @@ static stk_status set_up(struct mlp *m, const char *folder)
         float v[WIDTH * WIDTH];
         int n = width[i] * width[i + 1];
         for (int k = 0; k < n; k++) v[k] = (float)((uniform(m) - 0.5) * 2 * sqrt(3.0 / width[i]));
-        st = stk_tensor_write(m->e, m->layer[i].w, 0, (uint64_t)n, v, STK_F32); /* what is not written is zero */
+        /* what is not written is zero */
+        st = stk_tensor_write(m->e, m->layer[i].w, 0, (uint64_t)n, v, STK_F32);
     }
     return st;
 }
@@ -151,7 +157,8 @@ static stk_status train(struct mlp *m)
 {
     stk_status st = STK_OK;
     for (int step = 1; step <= STEPS && st == STK_OK; step++) {
-        stk_step s = { .lr = 3e-3 * (step < 50 ? step / 50.0 : 0.5 * (1 + cos(3.14159265 * step / STEPS))) };
+        stk_step s = { .lr = 3e-3 * (step < 50 ? step / 50.0
+                                               : 0.5 * (1 + cos(3.14159265 * step / STEPS))) };
         stk_step_stats stats;
         int right;
         sample(m);
@@ -161,8 +168,11 @@ static stk_status train(struct mlp *m)
         for (int i = LAYERS; i-- > 0 && st == STK_OK;) st = backward(m, i);
         if (st == STK_OK) st = stk_step_end(m->e, &stats);
         if (st == STK_OK && (step == 1 || step % 100 == 0))
-            printf("# step %4d  loss %.4f  accuracy %5.1f %%  gradient norm %.3f  read %llu, written %llu bytes, departures %llu\n", step, l,
-                   100.0 * right / BATCH, stats.grad_norm, (unsigned long long)stats.nvme_read_bytes, (unsigned long long)stats.nvme_write_bytes,
+            printf("# step %4d  loss %.4f  accuracy %5.1f %%  gradient norm %.3f  read %llu, "
+                   "written %llu bytes, departures %llu\n",
+                   step, l, 100.0 * right / BATCH, stats.grad_norm,
+                   (unsigned long long)stats.nvme_read_bytes,
+                   (unsigned long long)stats.nvme_write_bytes,
                    (unsigned long long)stats.departures);
     }
     return st;

@@ -93,10 +93,11 @@ static stk_status host_measure(struct host_dev *h, enum dev_matmul asked, struct
         asked == DEV_MATMUL_BF16 || (asked == DEV_MATMUL_AUTO && bf16 > PROBE_CLEARLY * f32);
     h->base.caps.matmul_flops_per_s = h->ctx.bf16_products ? bf16 : f32;
     if (h->base.caps.matmul_flops_per_s == 0)
-        return stk_error_set(err, STK_ERR_DEVICE, 0,
-                             "host device: oneDNN ran no product of %d x %d x %d on %u threads: give "
-                             "fewer --threads",
-                             PROBE_ROWS, PROBE_N, PROBE_K, h->ctx.threads);
+        return stk_error_set(
+            err, STK_ERR_DEVICE, 0,
+            "host device: oneDNN ran no product of %d x %d x %d on %u threads: give "
+            "fewer --threads",
+            PROBE_ROWS, PROBE_N, PROBE_K, h->ctx.threads);
     return STK_OK;
 }
 

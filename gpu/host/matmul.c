@@ -179,8 +179,8 @@ stk_status host_matmul_prepare(struct host_matmul *mm, const struct host_product
     pthread_mutex_lock(&mm->lock);
     stk_status st = matmul_get(mm, p, false, &e, err);
     if (st == STK_OK) *pad_bytes = e->pad_bytes;
-    /* Seen with 2.6.3 and AMX: the left operand of a bf16 product is copied into the library's own memory, each thread its rows; not
-     * for the very long inner dimension of a head. */
+    /* Seen with 2.6.3 and AMX: the left operand of a bf16 product is copied into the library's own
+     * memory, each thread its rows; not for the very long inner dimension of a head. */
     uint64_t copy = p->src == OPS_BF16 && p->k <= MATMUL_COPIED_K ? p->m * p->k * 2 : 0;
     if (copy > mm->copy_bytes) mm->copy_bytes = copy;
     pthread_mutex_unlock(&mm->lock);
@@ -230,7 +230,8 @@ stk_status host_matmul_run(struct host_matmul *mm, const struct host_product *p,
     return st;
 }
 
-/* The library frees after each product, but the C library keeps and fragments: three times the largest was seen. */
+/* The library frees after each product, but the C library keeps and fragments: three times the
+ * largest was seen. */
 uint64_t host_matmul_library_bytes(struct host_matmul *mm) { return 3 * mm->copy_bytes; }
 
 void host_matmul_counts(const struct dev *d, uint64_t *made, uint64_t *late)

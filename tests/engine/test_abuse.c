@@ -1,6 +1,8 @@
-/* tests/engine/test_abuse.c - what no manual recommends: engines side by side, files cut under a run, drives that do not answer, budgets to the byte, thousands of blocks.
+/* tests/engine/test_abuse.c - what no manual recommends: engines side by side, files cut under a
+ * run, drives that do not answer, budgets to the byte, thousands of blocks.
  *
- * The linker gives sys_write_some and sys_read_some to this file (meson.build: --wrap), so that a transfer of the posix backend can be held up. */
+ * The linker gives sys_write_some and sys_read_some to this file (meson.build: --wrap), so that a
+ * transfer of the posix backend can be held up. */
 #include "engine/engine.h"
 #include "nvme/io_sim.h"
 #include "tests/engine/mlp.h"
@@ -11,9 +13,10 @@
 
 static bool soak(void) { return getenv("STK_SOAK") != NULL; }
 
-/* --- transfers that are held up ------------------------------------------------------------------------------------------- */
+/* --- transfers that are held up --------------------------------------------------------------- */
 
-static _Atomic int hold_after = -1, held; /* -1: nothing is held up; else: transfers that still pass */
+static _Atomic int hold_after = -1, held; /* -1: nothing is held up; else: transfers that still
+                                           * pass */
 
 int64_t __real_sys_write_some(int fd, const void *buf, uint64_t size_bytes, uint64_t offset_bytes);
 int64_t __real_sys_read_some(int fd, void *buf, uint64_t size_bytes, uint64_t offset_bytes);
@@ -42,8 +45,9 @@ int64_t __wrap_sys_read_some(int fd, void *buf, uint64_t size_bytes, uint64_t of
     return __real_sys_read_some(fd, buf, size_bytes, offset_bytes);
 }
 
-/* A drive that answers too late: the step ends STALLED and names what it waited for; the engine can be closed although transfers are still on their way, and what comes
- * late finds nothing that is gone (under the address sanitizer). */
+/* A drive that answers too late: the step ends STALLED and names what it waited for; the engine can
+ * be closed although transfers are still on their way, and what comes late finds nothing that is
+ * gone (under the address sanitizer). */
 TEST(abuse_close_while_a_drive_does_not_answer)
 {
     uint64_t before = sys_alloc_bytes();
@@ -75,7 +79,8 @@ TEST(abuse_close_after_completions_were_lost)
     for (uint64_t k = 0; k < 6; k++) {
         struct toy t;
         struct stk_error err = { 0 };
-        struct io_sim_cfg sim = { .seed = test_seed() + k, .faults = { .lost_completion_ppm = 3000 } };
+        struct io_sim_cfg sim = { .seed = test_seed() + k,
+                                  .faults = { .lost_completion_ppm = 3000 } };
         REQUIRE(io_sim_disk_new(64u << 20, &sim.disk, &err) == STK_OK);
         toy_init(&t, 2, 1);
         t.rows = 2;
@@ -95,7 +100,7 @@ TEST(abuse_close_after_completions_were_lost)
     CHECK(stalled > 0);
 }
 
-/* --- the store's files under a running engine -------------------------------------------------------------------------------- */
+/* --- the store's files under a running engine ------------------------------------------------- */
 
 /* Path of the extents file in the store's only run folder. */
 static bool extents_file(const char *dir, char *path, size_t size)
@@ -175,9 +180,15 @@ TEST(abuse_nvm_22_a_folder_on_tmpfs)
     CHECK(rmdir(shm) == 0);
 }
 
-/* --- several engines, many steps ------------------------------------------------------------------------------------------------ */
+/* --- several engines, many steps -------------------------------------------------------------- */
 
-struct thread_run { enum world_place place; bool own, simulate; uint64_t hash; stk_status status; char text[640]; };
+struct thread_run {
+    enum world_place place;
+    bool own, simulate;
+    uint64_t hash;
+    stk_status status;
+    char text[640];
+};
 
 static void *thread_main(void *arg)
 {
@@ -208,15 +219,19 @@ static void *thread_main(void *arg)
 TEST(abuse_nvm_04_four_engines_in_four_threads)
 {
     for (int round = 0; round < (soak() ? 100 : 2); round++) {
-        struct thread_run r[5] = { { .place = WORLD_NVME }, { .place = WORLD_NVME, .simulate = round % 2 }, { .place = WORLD_MIXED },
-                                   { .place = WORLD_NVME, .own = true }, { .place = WORLD_HOST, .own = true } };
+        struct thread_run r[5] = { { .place = WORLD_NVME },
+                                   { .place = WORLD_NVME, .simulate = round % 2 },
+                                   { .place = WORLD_MIXED },
+                                   { .place = WORLD_NVME, .own = true },
+                                   { .place = WORLD_HOST, .own = true } };
         pthread_t id[5];
         world_dir("nvme"); /* made once, before the threads ask for them */
         world_dir("own");
         for (int i = 0; i < 5; i++) REQUIRE(pthread_create(&id[i], NULL, thread_main, &r[i]) == 0);
         for (int i = 0; i < 5; i++) pthread_join(id[i], NULL);
         for (int i = 0; i < 5; i++) {
-            if (r[i].status != STK_OK) printf("# engine %d: %s: %s\n", i, stk_status_name(r[i].status), r[i].text);
+            if (r[i].status != STK_OK)
+                printf("# engine %d: %s: %s\n", i, stk_status_name(r[i].status), r[i].text);
             CHECK(r[i].status == STK_OK);
         }
         CHECK(r[0].hash == r[1].hash && r[0].hash == r[2].hash && r[3].hash == r[4].hash);
@@ -251,15 +266,15 @@ TEST(abuse_mem_17_many_steps_hold_nothing)
         if (i >= steps - steps / 4) last += s.step_ns;
     }
     uint64_t now = mem_resident_bytes();
-    printf("# %d steps: %" PRId64 " KiB more resident; first quarter %.3f s, last quarter %.3f s\n", steps, (int64_t)(now - resident) / 1024, (double)first * 1e-9,
-           (double)last * 1e-9);
+    printf("# %d steps: %" PRId64 " KiB more resident; first quarter %.3f s, last quarter %.3f s\n",
+           steps, (int64_t)(now - resident) / 1024, (double)first * 1e-9, (double)last * 1e-9);
     CHECK(sys_alloc_bytes() == alive && descriptors() == open);
     /* a sanitizer keeps a history of its own */
     if (!getenv("TSAN_OPTIONS") && !getenv("ASAN_OPTIONS")) CHECK(now < resident + (1u << 20));
     stk_close(t.e);
 }
 
-/* --- sizes ------------------------------------------------------------------------------------------------------------------------ */
+/* --- sizes ------------------------------------------------------------------------------------ */
 
 struct many { stk_config cfg; stk_engine *e; uint32_t n_blocks, tensor0; uint64_t elems; };
 
@@ -290,7 +305,8 @@ static stk_status many_step(struct many *m)
     while ((st = stk_next(m->e, &v)) == STK_OK) {
         if (v.dir == STK_BACKWARD) {
             STK_TRY(dev_sync(v.stream, NULL));
-            for (uint64_t i = 0; i < m->elems; i++) v.grad[i] += (float)(1 + v.block % 7 + i % 5) * (1.0f / 64);
+            for (uint64_t i = 0; i < m->elems; i++)
+                v.grad[i] += (float)(1 + v.block % 7 + i % 5) * (1.0f / 64);
         }
         STK_TRY(stk_done(m->e, &v));
     }
@@ -310,7 +326,8 @@ static stk_status many_hash(struct many *m, uint64_t *h)
     return st;
 }
 
-static bool many_run(uint32_t blocks, uint64_t elems, bool nvme, void (*tune)(stk_config *), uint64_t *hash)
+static bool many_run(uint32_t blocks, uint64_t elems, bool nvme, void (*tune)(stk_config *),
+                     uint64_t *hash)
 {
     struct many m = { .n_blocks = blocks, .elems = elems };
     stk_config_init(&m.cfg, sizeof m.cfg);
@@ -322,7 +339,9 @@ static bool many_run(uint32_t blocks, uint64_t elems, bool nvme, void (*tune)(st
     stk_status st = many_open(&m);
     for (int i = 0; st == STK_OK && i < 2; i++) st = many_step(&m);
     if (st == STK_OK) st = many_hash(&m, hash);
-    if (st != STK_OK) printf("# %u blocks of %" PRIu64 ": %s: %s\n", blocks, elems, stk_status_name(st), m.e ? stk_error_text(m.e) : "");
+    if (st != STK_OK)
+        printf("# %u blocks of %" PRIu64 ": %s: %s\n", blocks, elems, stk_status_name(st),
+               m.e ? stk_error_text(m.e) : "");
     stk_close(m.e);
     return st == STK_OK;
 }
@@ -348,7 +367,8 @@ TEST(abuse_two_thousand_blocks_and_one_huge)
 {
     uint64_t a = 0, b = 1, c = 2;
     CHECK(many_run(2000, 64, false, NULL, &a) && many_run(2000, 64, true, tune_wide, &b) && a == b);
-    CHECK(many_run(1, 1500007, false, NULL, &a) && many_run(1, 1500007, true, tune_wide, &b) && many_run(1, 1500007, true, tune_big_chunks, &c));
+    CHECK(many_run(1, 1500007, false, NULL, &a) && many_run(1, 1500007, true, tune_wide, &b) &&
+          many_run(1, 1500007, true, tune_big_chunks, &c));
     CHECK(a == b && a == c);
     CHECK(many_run(1, 1, true, tune_wide, &a) && many_run(1, 1, false, NULL, &b) && a == b);
 }
@@ -356,10 +376,11 @@ TEST(abuse_two_thousand_blocks_and_one_huge)
 TEST(abuse_sixty_four_micro_batches_seven_update_threads)
 {
     uint64_t a = 0, b = 1;
-    CHECK(many_run(9, 5000, false, tune_micro_layer, &a) && many_run(9, 5000, true, tune_micro, &b) && a == b);
+    CHECK(many_run(9, 5000, false, tune_micro_layer, &a) &&
+          many_run(9, 5000, true, tune_micro, &b) && a == b);
 }
 
-/* --- budgets to the byte ------------------------------------------------------------------------------------------------------------ */
+/* --- budgets to the byte ---------------------------------------------------------------------- */
 
 static stk_status sealed_with(uint64_t device_bytes, bool run, uint64_t *hash)
 {
@@ -373,7 +394,9 @@ static stk_status sealed_with(uint64_t device_bytes, bool run, uint64_t *hash)
     if (run && st == STK_OK) st = toy_fill(&t);
     if (run && st == STK_OK) st = world_steps(&t, 3, 1e-3);
     if (run && st == STK_OK) st = toy_hash(&t, hash);
-    if (run && st != STK_OK) printf("# %" PRIu64 " bytes: %s: %s\n", device_bytes, stk_status_name(st), stk_error_text(t.e));
+    if (run && st != STK_OK)
+        printf("# %" PRIu64 " bytes: %s: %s\n", device_bytes, stk_status_name(st),
+               stk_error_text(t.e));
     if (st == STK_ERR_NOMEM) CHECK(strstr(stk_error_text(t.e), "--device-memory") != NULL);
     stk_close(t.e);
     return st;

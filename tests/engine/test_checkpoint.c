@@ -1,6 +1,8 @@
-/* tests/engine/test_checkpoint.c - saving and resuming: other placements, kills, full disks, damage.
+/* tests/engine/test_checkpoint.c - saving and resuming: other placements, kills, full disks,
+ * damage.
  *
- * `test_checkpoint --die DIR US` is this file's own child: it trains, saves at step 2, then dies by a timer US microseconds into the save of step 3. */
+ * `test_checkpoint --die DIR US` is this file's own child: it trains, saves at step 2, then dies by
+ * a timer US microseconds into the save of step 3. */
 #include "tests/engine/world.h"
 #include <dirent.h>
 #include <fcntl.h>
@@ -35,9 +37,10 @@ static void toy_new(struct toy *t, bool freeze)
     t->freeze_first = freeze;
 }
 
-/* --- resuming -------------------------------------------------------------------------------------------------------------------- */
+/* --- resuming --------------------------------------------------------------------------------- */
 
-static void resume_elsewhere(enum world_place from, enum world_place to, bool freeze, stk_dtype dtype)
+static void resume_elsewhere(enum world_place from, enum world_place to, bool freeze,
+                             stk_dtype dtype)
 {
     char sub[64];
     snprintf(sub, sizeof sub, "ckp-%d-%d-%d-%d", from, to, freeze, dtype);
@@ -180,7 +183,8 @@ TEST(ckp_10_a_step_at_lr_zero_keeps_the_loaded_weights)
     stk_close(t.e);
 }
 
-/* Adam with constant lr: the first step after resuming uses t = 4. A counter that began again at 1 would correct by 1 / (1 - beta1) and move much further. */
+/* Adam with constant lr: the first step after resuming uses t = 4. A counter that began again at 1
+ * would correct by 1 / (1 - beta1) and move much further. */
 TEST(ckp_11_adams_step_count_goes_on)
 {
     const char *dir = world_dir("t4");
@@ -197,13 +201,15 @@ TEST(ckp_11_adams_step_count_goes_on)
     RUN(&u, toy_open(&u));
     RUN(&u, restore_newest(&u, dir));
     uint32_t k = u.tensor_w[1];
-    float *p = world_read(&u, k, STK_READ_MASTER), *m = world_read(&u, k, STK_READ_EXP_AVG), *v = world_read(&u, k, STK_READ_EXP_AVG_SQ);
+    float *p = world_read(&u, k, STK_READ_MASTER), *m = world_read(&u, k, STK_READ_EXP_AVG),
+          *v = world_read(&u, k, STK_READ_EXP_AVG_SQ);
     RUN(&u, toy_step(&u, 1e-3, NULL));
     float *g = world_read(&u, k, STK_READ_GRAD), *q = world_read(&u, k, STK_READ_MASTER);
     double worst = 0;
     for (uint64_t i = 0; i < toy_tensor_elems(&u, k); i++) {
         double mm = 0.9 * m[i] + 0.1 * g[i], vv = 0.999 * v[i] + 0.001 * (double)g[i] * g[i];
-        double want = p[i] - 1e-3 * (mm / (1 - pow(0.9, 4))) / (sqrt(vv / (1 - pow(0.999, 4))) + 1e-8);
+        double want =
+            p[i] - 1e-3 * (mm / (1 - pow(0.9, 4))) / (sqrt(vv / (1 - pow(0.999, 4))) + 1e-8);
         worst = fmax(worst, fabs(q[i] - want));
     }
     printf("# largest difference from the formula at t = 4: %.3g\n", worst);
@@ -275,7 +281,7 @@ TEST(ckp_keep_leaves_the_newest)
     CHECK(n == 2 && newest_step(dir) == 4);
 }
 
-/* --- refusals ----------------------------------------------------------------------------------------------------------------- */
+/* --- refusals --------------------------------------------------------------------------------- */
 
 TEST(ckp_another_model_or_key_is_refused)
 {
@@ -293,26 +299,34 @@ TEST(ckp_another_model_or_key_is_refused)
         toy_init(&t, k == 0 ? 4 : 3, 2); /* 0: a layer more */
         t.freeze_first = k != 1;        /* 1: nothing frozen */
         t.tied = k == 2;                /* 2: no head of its own */
-        if (k == 3 || k == 4) t.cfg.client_numerics = "other arithmetic"; /* 3: refused; 4: allowed */
+        /* 3: refused; 4: allowed */
+        if (k == 3 || k == 4) t.cfg.client_numerics = "other arithmetic";
         if (k == 5) t.cfg.dtype = STK_FP16; /* 5: never */
         world_place(&t, WORLD_HOST);
         RUN(&t, toy_open(&t));
         stk_status st = stk_restore(t.e, path, any, NULL);
         if (k == 4) CHECK(st == STK_OK);
-        else REFUSED(st, STK_ERR_CONFIG, t.e, k == 3 ? "numerics key" : k == 5 ? "bf16" : "another model");
+        else
+            REFUSED(st, STK_ERR_CONFIG, t.e,
+                    k == 3   ? "numerics key"
+                    : k == 5 ? "bf16"
+                             : "another model");
         stk_close(t.e);
     }
     stk_free(path);
 }
 
-/* --- kills and full disks -------------------------------------------------------------------------------------------------------- */
+/* --- kills and full disks --------------------------------------------------------------------- */
 
-/* Whatever call fails during the save of step 3: the engine goes on, step 2 stays (or step 3 is complete), and the next save works. */
+/* Whatever call fails during the save of step 3: the engine goes on, step 2 stays (or step 3 is
+ * complete), and the next save works. */
 TEST(ckp_16_every_write_that_fails_leaves_the_previous)
 {
     const char *dir = world_dir("enospc");
-    static const struct { enum sys_call call; int os_errno; } kinds[] = {
-        { SYS_WRITE, ENOSPC }, { SYS_FSYNC, EIO }, { SYS_RENAME, EIO }, { SYS_OPEN, ENOSPC }, { SYS_ALLOCATE, ENOSPC }, { SYS_ALLOC, ENOMEM },
+    static const struct { enum sys_call call; int os_errno;
+    } kinds[] = {
+        { SYS_WRITE, ENOSPC }, { SYS_FSYNC, EIO },       { SYS_RENAME, EIO },
+        { SYS_OPEN, ENOSPC },  { SYS_ALLOCATE, ENOSPC }, { SYS_ALLOC, ENOMEM },
     };
     struct toy t;
     toy_new(&t, false);
@@ -335,9 +349,11 @@ TEST(ckp_16_every_write_that_fails_leaves_the_previous)
             points++;
             CHECK(stk_error_text(t.e)[0] != 0);
             CHECK(st == STK_ERR_IO || st == STK_ERR_NOSPACE || st == STK_ERR_NOMEM);
-            if (kinds[c].os_errno == ENOSPC && kinds[c].call == SYS_WRITE) CHECK(st == STK_ERR_NOSPACE);
+            if (kinds[c].os_errno == ENOSPC && kinds[c].call == SYS_WRITE)
+                CHECK(st == STK_ERR_NOSPACE);
             uint64_t at = newest_step(dir);
-            if (at == UINT64_MAX) printf("# call %d, k %" PRIu64 ": %s\n", kinds[c].call, k, stk_error_text(t.e));
+            if (at == UINT64_MAX)
+                printf("# call %d, k %" PRIu64 ": %s\n", kinds[c].call, k, stk_error_text(t.e));
             CHECK(at != UINT64_MAX && at >= 2);
             if (k > 8) k += k / 4; /* thin out */
         }
@@ -356,7 +372,8 @@ static int die_in_save(const char *dir, long us)
     if (newest_step(dir) == UINT64_MAX && stk_save(t.e, dir, NULL, 0) != STK_OK) return 3;
     if (world_steps(&t, 1, 1e-3) != STK_OK) return 3;
     struct itimerval tv = { .it_value = { us / 1000000, us % 1000000 } };
-    if (us > 0) setitimer(ITIMER_REAL, &tv, NULL); /* SIGALRM's default: the process ends there, nothing is cleaned up */
+    if (us > 0) setitimer(ITIMER_REAL, &tv, NULL); /* SIGALRM's default: the process ends there,
+                                                    * nothing is cleaned up */
     stk_status st = stk_save(t.e, dir, NULL, 0);
     tv.it_value = (struct timeval){ 0 };
     setitimer(ITIMER_REAL, &tv, NULL);
@@ -427,11 +444,12 @@ TEST(ckp_37_a_full_disk_is_noticed_before_the_save)
     stk_status st = stk_save(t.e, "/proc/stoker", NULL, 0); /* a folder that nobody can make */
     CHECK(st == STK_ERR_IO && strstr(stk_error_text(t.e), "/proc/stoker"));
     RUN(&t, world_steps(&t, 1, 1e-3));
-    CHECK(stk_save_bytes(t.e) > 12u * (2 * TOY_VOCAB * TOY_HIDDEN + 3 * (TOY_HIDDEN + 1) * TOY_HIDDEN));
+    CHECK(stk_save_bytes(t.e) >
+          12u * (2 * TOY_VOCAB * TOY_HIDDEN + 3 * (TOY_HIDDEN + 1) * TOY_HIDDEN));
     stk_close(t.e);
 }
 
-/* --- damage -------------------------------------------------------------------------------------------------------------------------- */
+/* --- damage ----------------------------------------------------------------------------------- */
 
 static int64_t file_size(const char *path)
 {
@@ -439,7 +457,8 @@ static int64_t file_size(const char *path)
     return stat(path, &s) == 0 ? s.st_size : -1;
 }
 
-/* With step 4 damaged: naming it is refused with a sentence, and the newest complete one is step 2. */
+/* With step 4 damaged: naming it is refused with a sentence, and the newest complete one is step
+ * 2. */
 static void damaged(const char *dir, bool by_name)
 {
     char path[900];

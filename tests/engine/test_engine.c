@@ -1,4 +1,5 @@
-/* tests/engine/test_engine.c - the engine driven by a small real client (toy.h): steps, placements, checkpoints, refusals. */
+/* tests/engine/test_engine.c - the engine driven by a small real client (toy.h): steps, placements,
+ * checkpoints, refusals. */
 #include "tests/engine/toy.h"
 #include "tests/test.h"
 #include "base/sys.h"
@@ -15,15 +16,15 @@ static const char *scratch_dir(void)
     return dir;
 }
 
-#define RUN(t, expr)                                                                                \
-    do {                                                                                            \
-        stk_status st_ = (expr);                                                                    \
-        if (st_ != STK_OK) {                                                                        \
-            printf("# %s: %s\n", stk_status_name(st_), (t)->e ? stk_error_text((t)->e) : "?");      \
-            test_fail(__FILE__, __LINE__, #expr);                                                   \
-            stk_close((t)->e);                                                                      \
-            return;                                                                                 \
-        }                                                                                           \
+#define RUN(t, expr)                                                                               \
+    do {                                                                                           \
+        stk_status st_ = (expr);                                                                   \
+        if (st_ != STK_OK) {                                                                       \
+            printf("# %s: %s\n", stk_status_name(st_), (t)->e ? stk_error_text((t)->e) : "?");     \
+            test_fail(__FILE__, __LINE__, #expr);                                                  \
+            stk_close((t)->e);                                                                     \
+            return;                                                                                \
+        }                                                                                          \
     } while (0)
 
 TEST(engine_loss_falls_in_place)

@@ -1,9 +1,17 @@
-/* tests/engine/test_faults.c - the n-th call to the system fails, for every n: over opening, filling, five steps, saving, closing. A status, no leak, no crash. */
+/* tests/engine/test_faults.c - the n-th call to the system fails, for every n: over opening,
+ * filling, five steps, saving, closing. A status, no leak, no crash. */
 #include "tests/engine/mlp.h"
 
-static const struct { enum sys_call call; int os_errno; const char *name; } kinds[] = {
-    { SYS_ALLOC, ENOMEM, "allocations" }, { SYS_MMAP, ENOMEM, "mappings" },  { SYS_OPEN, EMFILE, "opens" },   { SYS_THREAD, EAGAIN, "threads" },
-    { SYS_ALLOCATE, ENOSPC, "preallocations" }, { SYS_READ, EIO, "reads" }, { SYS_WRITE, EIO, "writes" },    { SYS_FSYNC, EIO, "flushes" },
+static const struct { enum sys_call call; int os_errno; const char *name;
+} kinds[] = {
+    { SYS_ALLOC, ENOMEM, "allocations" },
+    { SYS_MMAP, ENOMEM, "mappings" },
+    { SYS_OPEN, EMFILE, "opens" },
+    { SYS_THREAD, EAGAIN, "threads" },
+    { SYS_ALLOCATE, ENOSPC, "preallocations" },
+    { SYS_READ, EIO, "reads" },
+    { SYS_WRITE, EIO, "writes" },
+    { SYS_FSYNC, EIO, "flushes" },
 };
 enum { KINDS = sizeof kinds / sizeof *kinds };
 
@@ -17,7 +25,8 @@ static stk_status toy_run(const char **text)
     stk_status st = world_start(&t, WORLD_NVME);
     if (st == STK_OK) st = world_steps(&t, 5, 1e-3);
     if (st == STK_OK) st = stk_save(t.e, world_dir("faults-save"), NULL, 1);
-    snprintf(kept, sizeof kept, "%s", t.e ? stk_error_text(t.e) : "no memory for the engine itself");
+    snprintf(kept, sizeof kept, "%s",
+             t.e ? stk_error_text(t.e) : "no memory for the engine itself");
     *text = kept;
     stk_close(t.e);
     return st;
@@ -31,7 +40,8 @@ static stk_status own_run(const char **text)
     m.cfg.poison = false;
     stk_status st = mlp_open(&m);
     for (int i = 0; st == STK_OK && i < 3; i++) st = mlp_step(&m, NULL);
-    snprintf(kept, sizeof kept, "%s", m.e ? stk_error_text(m.e) : "no memory for the engine itself");
+    snprintf(kept, sizeof kept, "%s",
+             m.e ? stk_error_text(m.e) : "no memory for the engine itself");
     *text = kept;
     stk_close(m.e);
     return st;
@@ -50,14 +60,15 @@ static stk_status sim_run(const char **text)
     stk_status st = toy_open(&t);
     if (st == STK_OK) st = toy_fill(&t);
     if (st == STK_OK) st = world_steps(&t, 3, 1e-3);
-    snprintf(kept, sizeof kept, "%s", t.e ? stk_error_text(t.e) : "no memory for the engine itself");
+    snprintf(kept, sizeof kept, "%s",
+             t.e ? stk_error_text(t.e) : "no memory for the engine itself");
     *text = kept;
     stk_close(t.e);
     return st;
 }
 
-/* `times`: 1 only the n-th, UINT64_MAX: from the n-th on. A sample that thins out, other points with each STK_SEED, so that the suite stays short (STK_SOAK=1: every one to
- * 1,000). */
+/* `times`: 1 only the n-th, UINT64_MAX: from the n-th on. A sample that thins out, other points
+ * with each STK_SEED, so that the suite stays short (STK_SOAK=1: every one to 1,000). */
 static void every_n(stk_status (*run)(const char **), int kind, uint64_t times)
 {
     const char *text;
@@ -74,8 +85,9 @@ static void every_n(stk_status (*run)(const char **), int kind, uint64_t times)
         sys_fault_arm(kinds[kind].call, 0, 0, 0);
         bool ok = st == STK_OK || (st < 0 && text[0]);
         if (!ok || sys_alloc_bytes() != before)
-            printf("# %s, n = %" PRIu64 ", times %s: %s: %s; %" PRId64 " bytes more than before\n", kinds[kind].name, n, times == 1 ? "1" : "all", stk_status_name(st),
-                   text, (int64_t)(sys_alloc_bytes() - before));
+            printf("# %s, n = %" PRIu64 ", times %s: %s: %s; %" PRId64 " bytes more than before\n",
+                   kinds[kind].name, n, times == 1 ? "1" : "all", stk_status_name(st), text,
+                   (int64_t)(sys_alloc_bytes() - before));
         CHECK(ok);
         CHECK(sys_alloc_bytes() == before);
         before = sys_alloc_bytes();
@@ -86,7 +98,8 @@ static void every_n(stk_status (*run)(const char **), int kind, uint64_t times)
         points++;
         survived += st == STK_OK;
     }
-    printf("# %s: %" PRIu64 " points, %" PRIu64 " of them did not matter\n", kinds[kind].name, points, survived);
+    printf("# %s: %" PRIu64 " points, %" PRIu64 " of them did not matter\n", kinds[kind].name,
+           points, survived);
 }
 
 TEST(fault_the_nth_allocation) { every_n(toy_run, 0, 1); }

@@ -1,5 +1,7 @@
-/* tests/engine/test_matrix.c - promise 2: placement never changes the numbers. Masters and moments after 5 steps, bit for bit, over every value of every option:
- * first a list in which each value of each option appears beside the reference, then a seeded random sample of all combinations (STK_SOAK=1: a hundred times as many). */
+/* tests/engine/test_matrix.c - promise 2: placement never changes the numbers. Masters and moments
+ * after 5 steps, bit for bit, over every value of every option: first a list in which each value of
+ * each option appears beside the reference, then a seeded random sample of all combinations
+ * (STK_SOAK=1: a hundred times as many). */
 #include "tests/engine/toy.h"
 #include "tests/test.h"
 #include "nvme/io_sim.h"
@@ -18,10 +20,25 @@ struct combo {
     bool simulate, tight;
 };
 
-static const struct combo reference = { STK_TIER_HOST, STK_TIER_HOST, STK_TIER_HOST, STK_ACT_KEEP, STK_UPDATE_SERIAL, 1, 0, STK_ACCUMULATE_LAYER,
-                                        STK_DEVICE_HOST, STK_STORAGE_AUTO, false, false };
+static const struct combo reference = { STK_TIER_HOST,
+                                        STK_TIER_HOST,
+                                        STK_TIER_HOST,
+                                        STK_ACT_KEEP,
+                                        STK_UPDATE_SERIAL,
+                                        1,
+                                        0,
+                                        STK_ACCUMULATE_LAYER,
+                                        STK_DEVICE_HOST,
+                                        STK_STORAGE_AUTO,
+                                        false,
+                                        false };
 
-struct world { uint32_t layers, micros; bool tied, freeze; stk_dtype dtype; uint64_t tight_device; };
+struct world {
+    uint32_t layers, micros;
+    bool tied, freeze;
+    stk_dtype dtype;
+    uint64_t tight_device;
+};
 
 static void apply(struct toy *t, const struct combo *c, const struct io_sim_cfg *sim)
 {
@@ -41,7 +58,8 @@ static void apply(struct toy *t, const struct combo *c, const struct io_sim_cfg 
     if (c->storage == STK_STORAGE_SIM) t->cfg.sim_disk = sim;
 }
 
-/* Runs 5 steps, with an evaluation pass after the second, and hashes. False: refused or failed (printed). */
+/* Runs 5 steps, with an evaluation pass after the second, and hashes. False: refused or failed
+ * (printed). */
 static bool run(const struct world *w, const struct combo *c, uint64_t *hash, uint64_t *device_used)
 {
     struct toy t;
@@ -51,8 +69,13 @@ static bool run(const struct world *w, const struct combo *c, uint64_t *hash, ui
     t.tied = w->tied;
     t.freeze_first = w->freeze;
     t.cfg.dtype = w->dtype;
-    if (c->storage == STK_STORAGE_SIM && io_sim_disk_new(1u << 30, &disk, &err) != STK_OK) return false;
-    struct io_sim_cfg sim = { .disk = disk, .seed = test_seed(), .latency_ns = 20000, .read_bytes_per_s = 1e9, .write_bytes_per_s = 1e9 };
+    if (c->storage == STK_STORAGE_SIM && io_sim_disk_new(1u << 30, &disk, &err) != STK_OK)
+        return false;
+    struct io_sim_cfg sim = { .disk = disk,
+                              .seed = test_seed(),
+                              .latency_ns = 20000,
+                              .read_bytes_per_s = 1e9,
+                              .write_bytes_per_s = 1e9 };
     apply(&t, c, &sim);
     if (c->tight && c->device != STK_DEVICE_HOST) t.cfg.device_memory = w->tight_device;
     stk_status st = toy_open(&t);
@@ -72,8 +95,10 @@ static bool run(const struct world *w, const struct combo *c, uint64_t *hash, ui
 
 static void describe(const struct combo *c)
 {
-    printf("# params %d opt %d grads %d act %d update %d threads %u prefetch %u accumulate %d device %d storage %d simulate %d tight %d\n", c->params, c->opt,
-           c->grads, c->act, c->update, c->update_threads, c->prefetch, c->accumulate, c->device, c->storage, c->simulate, c->tight);
+    printf("# params %d opt %d grads %d act %d update %d threads %u prefetch %u accumulate %d "
+           "device %d storage %d simulate %d tight %d\n",
+           c->params, c->opt, c->grads, c->act, c->update, c->update_threads, c->prefetch,
+           c->accumulate, c->device, c->storage, c->simulate, c->tight);
 }
 
 static uint32_t combinations;
@@ -84,12 +109,14 @@ static void compare(const struct world *w, const struct combo *c, uint64_t want)
     combinations++;
     if (run(w, c, &got, NULL) && got == want) return;
     describe(c);
-    printf("# world: layers %u micros %u tied %d freeze %d dtype %d: hash %016" PRIx64 ", reference %016" PRIx64 "\n", w->layers, w->micros, w->tied, w->freeze,
-           w->dtype, got, want);
+    printf("# world: layers %u micros %u tied %d freeze %d dtype %d: hash %016" PRIx64
+           ", reference %016" PRIx64 "\n",
+           w->layers, w->micros, w->tied, w->freeze, w->dtype, got, want);
     test_fail(__FILE__, __LINE__, "placement changed the numbers");
 }
 
-/* The least device memory that works: what a budget of nothing is refused with is not parsed; the planner is asked with growing caps. */
+/* The least device memory that works: what a budget of nothing is refused with is not parsed; the
+ * planner is asked with growing caps. */
 static uint64_t tight_device(const struct world *w)
 {
     struct combo c = reference;
@@ -117,16 +144,21 @@ static uint64_t tight_device(const struct world *w)
 static void every_value(const struct world *w, uint64_t want)
 {
     static const struct combo list[] = {
-        { 2, 2, 2, 1, 1, 2, 2, 0, 0, 0, 0, 0 }, { 2, 2, 2, 2, 2, 1, 1, 0, 0, 0, 0, 0 }, { 2, 2, 2, 3, 2, 3, 2, 1, 0, 0, 0, 0 },
-        { 3, 2, 2, 1, 1, 1, 0, 0, 0, 1, 0, 0 }, { 3, 3, 2, 1, 2, 2, 2, 0, 0, 2, 0, 0 }, { 3, 3, 3, 2, 2, 2, 4, 1, 0, 3, 0, 0 },
-        { 2, 3, 2, 1, 2, 1, 2, 0, 0, 1, 0, 0 }, { 2, 3, 3, 2, 2, 2, 1, 1, 0, 2, 0, 0 }, { 2, 2, 3, 1, 1, 1, 3, 0, 0, 3, 0, 0 },
-        { 1, 2, 2, 1, 2, 2, 2, 0, 0, 0, 0, 0 }, { 1, 2, 2, 1, 2, 2, 2, 0, 1, 0, 0, 0 }, { 1, 3, 3, 2, 2, 1, 2, 1, 1, 1, 0, 0 },
-        { 2, 2, 2, 1, 1, 1, 0, 0, 1, 0, 0, 0 }, { 2, 2, 2, 2, 2, 2, 2, 0, 1, 0, 0, 1 }, { 2, 2, 2, 3, 2, 3, 1, 1, 1, 0, 0, 0 },
-        { 3, 3, 3, 3, 2, 2, 2, 0, 1, 1, 0, 0 }, { 3, 3, 3, 2, 1, 1, 0, 0, 1, 2, 0, 1 }, { 3, 3, 3, 1, 2, 2, 3, 1, 1, 3, 0, 0 },
-        { 2, 3, 2, 3, 2, 2, 2, 0, 1, 0, 0, 0 }, { 2, 2, 3, 2, 2, 2, 2, 1, 1, 1, 0, 1 }, { 3, 2, 2, 1, 2, 2, 2, 0, 1, 2, 0, 0 },
-        { 2, 2, 2, 1, 2, 2, 2, 0, 0, 0, 1, 0 }, { 3, 3, 3, 2, 2, 3, 2, 1, 0, 3, 1, 0 }, { 3, 3, 3, 3, 2, 2, 2, 0, 1, 3, 1, 0 },
-        { 2, 2, 2, 1, 2, 2, 2, 0, 2, 0, 1, 0 }, { 3, 3, 3, 2, 2, 2, 2, 0, 2, 3, 1, 1 }, { 3, 3, 2, 3, 1, 1, 4, 1, 2, 3, 1, 0 },
-        { 3, 3, 3, 1, 2, 2, 2, 0, 1, 1, 1, 0 }, { 3, 3, 3, 1, 2, 2, 2, 0, 0, 2, 1, 0 }, { 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0 },
+        { 2, 2, 2, 1, 1, 2, 2, 0, 0, 0, 0, 0 }, { 2, 2, 2, 2, 2, 1, 1, 0, 0, 0, 0, 0 },
+        { 2, 2, 2, 3, 2, 3, 2, 1, 0, 0, 0, 0 }, { 3, 2, 2, 1, 1, 1, 0, 0, 0, 1, 0, 0 },
+        { 3, 3, 2, 1, 2, 2, 2, 0, 0, 2, 0, 0 }, { 3, 3, 3, 2, 2, 2, 4, 1, 0, 3, 0, 0 },
+        { 2, 3, 2, 1, 2, 1, 2, 0, 0, 1, 0, 0 }, { 2, 3, 3, 2, 2, 2, 1, 1, 0, 2, 0, 0 },
+        { 2, 2, 3, 1, 1, 1, 3, 0, 0, 3, 0, 0 }, { 1, 2, 2, 1, 2, 2, 2, 0, 0, 0, 0, 0 },
+        { 1, 2, 2, 1, 2, 2, 2, 0, 1, 0, 0, 0 }, { 1, 3, 3, 2, 2, 1, 2, 1, 1, 1, 0, 0 },
+        { 2, 2, 2, 1, 1, 1, 0, 0, 1, 0, 0, 0 }, { 2, 2, 2, 2, 2, 2, 2, 0, 1, 0, 0, 1 },
+        { 2, 2, 2, 3, 2, 3, 1, 1, 1, 0, 0, 0 }, { 3, 3, 3, 3, 2, 2, 2, 0, 1, 1, 0, 0 },
+        { 3, 3, 3, 2, 1, 1, 0, 0, 1, 2, 0, 1 }, { 3, 3, 3, 1, 2, 2, 3, 1, 1, 3, 0, 0 },
+        { 2, 3, 2, 3, 2, 2, 2, 0, 1, 0, 0, 0 }, { 2, 2, 3, 2, 2, 2, 2, 1, 1, 1, 0, 1 },
+        { 3, 2, 2, 1, 2, 2, 2, 0, 1, 2, 0, 0 }, { 2, 2, 2, 1, 2, 2, 2, 0, 0, 0, 1, 0 },
+        { 3, 3, 3, 2, 2, 3, 2, 1, 0, 3, 1, 0 }, { 3, 3, 3, 3, 2, 2, 2, 0, 1, 3, 1, 0 },
+        { 2, 2, 2, 1, 2, 2, 2, 0, 2, 0, 1, 0 }, { 3, 3, 3, 2, 2, 2, 2, 0, 2, 3, 1, 1 },
+        { 3, 3, 2, 3, 1, 1, 4, 1, 2, 3, 1, 0 }, { 3, 3, 3, 1, 2, 2, 2, 0, 1, 1, 1, 0 },
+        { 3, 3, 3, 1, 2, 2, 2, 0, 0, 2, 1, 0 }, { 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0 },
     };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++) compare(w, &list[i], want);
 }
@@ -136,10 +168,18 @@ static void random_sample(const struct world *w, uint64_t want, uint32_t n)
     struct rng r;
     rng_seed(&r, test_seed());
     for (uint32_t i = 0; i < n; i++) {
-        struct combo c = { .params = (stk_tier)(1 + rng_below(&r, 3)), .opt = (stk_tier)(2 + rng_below(&r, 2)), .grads = (stk_tier)(2 + rng_below(&r, 2)),
-                           .act = (stk_act)(1 + rng_below(&r, 3)), .update = (stk_update)(1 + rng_below(&r, 2)), .update_threads = (uint32_t)(1 + rng_below(&r, 3)),
-                           .prefetch = (uint32_t)rng_below(&r, 5), .accumulate = (stk_accumulate)rng_below(&r, 2), .device = (stk_device_kind)rng_below(&r, 3),
-                           .storage = (stk_storage)(1 + rng_below(&r, 3)), .simulate = rng_below(&r, 3) == 0, .tight = false };
+        struct combo c = { .params = (stk_tier)(1 + rng_below(&r, 3)),
+                           .opt = (stk_tier)(2 + rng_below(&r, 2)),
+                           .grads = (stk_tier)(2 + rng_below(&r, 2)),
+                           .act = (stk_act)(1 + rng_below(&r, 3)),
+                           .update = (stk_update)(1 + rng_below(&r, 2)),
+                           .update_threads = (uint32_t)(1 + rng_below(&r, 3)),
+                           .prefetch = (uint32_t)rng_below(&r, 5),
+                           .accumulate = (stk_accumulate)rng_below(&r, 2),
+                           .device = (stk_device_kind)rng_below(&r, 3),
+                           .storage = (stk_storage)(1 + rng_below(&r, 3)),
+                           .simulate = rng_below(&r, 3) == 0,
+                           .tight = false };
         compare(w, &c, want);
     }
 }
@@ -161,7 +201,10 @@ static void matrix(struct world w, uint32_t samples)
     printf("# %u combinations equal the reference\n", combinations);
 }
 
-TEST(matrix_untied_three_micro_batches) { matrix((struct world){ 3, 3, false, false, STK_BF16, 0 }, 24); }
+TEST(matrix_untied_three_micro_batches)
+{
+    matrix((struct world){ 3, 3, false, false, STK_BF16, 0 }, 24);
+}
 TEST(matrix_tied) { matrix((struct world){ 3, 2, true, false, STK_BF16, 0 }, 8); }
 TEST(matrix_frozen_first_block) { matrix((struct world){ 4, 2, false, true, STK_BF16, 0 }, 8); }
 TEST(matrix_fp16) { matrix((struct world){ 2, 1, false, false, STK_FP16, 0 }, 8); }

@@ -1,6 +1,8 @@
-/* tests/engine/test_memory.c - memory: the table against the process, steady over steps and saves, budgets, NVMe tiers that really save memory.
+/* tests/engine/test_memory.c - memory: the table against the process, steady over steps and saves,
+ * budgets, NVMe tiers that really save memory.
  *
- * A client of some tens of MiB whose visits only touch what they are given: 6 blocks of 1.5 M parameters. */
+ * A client of some tens of MiB whose visits only touch what they are given: 6 blocks of 1.5 M
+ * parameters. */
 #include "base/mem.h"
 #include "tests/engine/world.h"
 #include <fcntl.h>
@@ -13,7 +15,8 @@ enum { BIG_BLOCKS = 6, BIG_ELEMS = 1500000, BIG_ACT = 1 << 20 };
 #else
 #define HAS_FEATURE(x) 0
 #endif
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || HAS_FEATURE(address_sanitizer) || HAS_FEATURE(thread_sanitizer)
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) ||                               \
+    HAS_FEATURE(address_sanitizer) || HAS_FEATURE(thread_sanitizer)
 #define NEEDS_PLAIN_MEMORY() SKIP("a sanitizer has its own use of memory")
 #else
 #define NEEDS_PLAIN_MEMORY() (void)0
@@ -46,7 +49,9 @@ static stk_status big_describe(struct big *b)
         stk_tensor_desc d = { .name = name, .n_elems = BIG_ELEMS, .frozen = b->frozen };
         uint32_t block;
         STK_TRY(stk_block(b->e, name, &d, 1, &block, &b->tensor[i]));
-        places[i] = (stk_place){ .block = block, .in_bytes = i ? BIG_ACT : 0, .full_bytes = BIG_ACT, .flops = 1 };
+        places[i] = (stk_place){
+            .block = block, .in_bytes = i ? BIG_ACT : 0, .full_bytes = BIG_ACT, .flops = 1
+        };
     }
     STK_TRY(stk_workspace(b->e, 1 << 20));
     return stk_order(b->e, places, BIG_BLOCKS);
@@ -105,10 +110,11 @@ static void reset_peak(void)
 /* The rows of host memory (a discrete host device's too) without what was there before. */
 static uint64_t planned(const stk_engine *e)
 {
-    return world_table(e, "host", NULL) + world_table(e, "device", NULL) - world_table(e, "host", "program and libraries");
+    return world_table(e, "host", NULL) + world_table(e, "device", NULL) -
+           world_table(e, "host", "program and libraries");
 }
 
-/* --- the table ------------------------------------------------------------------------------------------------------------------------ */
+/* --- the table -------------------------------------------------------------------------------- */
 
 static void table_agrees(stk_tier params, stk_tier opt, stk_tier grads, stk_device_kind device)
 {
@@ -122,9 +128,11 @@ static void table_agrees(stk_tier params, stk_tier opt, stk_tier grads, stk_devi
     RUN(&b, big_fill(&b));
     for (int i = 0; i < 3; i++) RUN(&b, big_step(&b));
     double grew = (double)(mem_peak_bytes() - before), want = (double)planned(b.e);
-    printf("# params %d opt %d grads %d device %d: table %.1f MiB, peak grew by %.1f MiB (%+.2f %%)\n", params, opt, grads, device, want / MIB, grew / MIB,
-           100 * (grew - want) / want);
-    CHECK(fabs(grew - want) < 0.03 * want + 2 * MIB); /* stacks of threads, the plan, libraries' own */
+    printf(
+        "# params %d opt %d grads %d device %d: table %.1f MiB, peak grew by %.1f MiB (%+.2f %%)\n",
+        params, opt, grads, device, want / MIB, grew / MIB, 100 * (grew - want) / want);
+    CHECK(fabs(grew - want) < 0.03 * want + 2 * MIB); /* stacks of threads, the plan, libraries'
+                                                       * own */
     stk_close(b.e);
 }
 
@@ -169,11 +177,14 @@ TEST(mem_25_the_optimizer_on_nvme_leaves_host_memory)
     RUN(&a, stk_seal(a.e, true));
     RUN(&b, big_describe(&b));
     RUN(&b, stk_seal(b.e, true));
-    uint64_t state = world_table(a.e, "host", "optimizer state"), staging = world_table(b.e, "host", "update staging");
+    uint64_t state = world_table(a.e, "host", "optimizer state"),
+             staging = world_table(b.e, "host", "update staging");
     CHECK(state >= 10ull * BIG_BLOCKS * BIG_ELEMS);
-    CHECK(world_table(b.e, "host", "optimizer state") == 0 && world_table(b.e, "nvme", "optimizer state") >= state);
+    CHECK(world_table(b.e, "host", "optimizer state") == 0 &&
+          world_table(b.e, "nvme", "optimizer state") >= state);
     CHECK(staging > 0 && staging < state / 5);
-    CHECK(planned(a.e) - planned(b.e) == state - staging + world_table(a.e, "host", "update staging"));
+    CHECK(planned(a.e) - planned(b.e) ==
+          state - staging + world_table(a.e, "host", "update staging"));
     stk_close(a.e);
     stk_close(b.e);
 }
@@ -204,15 +215,18 @@ TEST(mem_11_forward_only_holds_the_weights)
         RUN(&b, stk_eval_begin(b.e));
         RUN(&b, big_visits(&b));
         RUN(&b, stk_eval_end(b.e));
-        CHECK(world_table(b.e, "host", "optimizer state") == 0 && world_table(b.e, "host", "gradients (16-bit)") == 0);
-        CHECK(world_table(b.e, "host", "gradient accumulators (fp32)") == 0 && world_table(b.e, "host", "update staging") == 0);
-        double rest = 1 * MIB + world_table(b.e, "host", "activations") + world_table(b.e, "host", "staging of loads and checkpoints");
+        CHECK(world_table(b.e, "host", "optimizer state") == 0 &&
+              world_table(b.e, "host", "gradients (16-bit)") == 0);
+        CHECK(world_table(b.e, "host", "gradient accumulators (fp32)") == 0 &&
+              world_table(b.e, "host", "update staging") == 0);
+        double rest = 1 * MIB + world_table(b.e, "host", "activations") +
+                      world_table(b.e, "host", "staging of loads and checkpoints");
         CHECK((double)planned(b.e) <= (nvme ? weights : 1.1 * weights) + rest);
         stk_close(b.e);
     }
 }
 
-/* --- steady ---------------------------------------------------------------------------------------------------------------------------------- */
+/* --- steady ----------------------------------------------------------------------------------- */
 
 static void steady(stk_tier tier)
 {
@@ -226,7 +240,8 @@ static void steady(stk_tier tier)
         small[i] = sys_alloc_bytes();
         CHECK(small[i] == small[1]); /* nothing is allocated after seal */
     }
-    printf("# tier %d: step 2 %.2f MiB, step 20 %.2f MiB\n", tier, (double)rss[2] / MIB, (double)rss[20] / MIB);
+    printf("# tier %d: step 2 %.2f MiB, step 20 %.2f MiB\n", tier, (double)rss[2] / MIB,
+           (double)rss[20] / MIB);
     CHECK(fabs((double)rss[20] - (double)rss[2]) < 0.005 * (double)rss[2] + 0.25 * MIB);
     stk_close(b.e);
 }
@@ -257,9 +272,10 @@ TEST(mem_19_thirty_saves_leave_no_trace)
     stk_close(t.e);
 }
 
-/* --- budgets ----------------------------------------------------------------------------------------------------------------------------------- */
+/* --- budgets ---------------------------------------------------------------------------------- */
 
-/* MEM-01: optimizer state larger than the budget, tiers left to auto: it goes to NVMe, and filling and stepping stay within the plan. */
+/* MEM-01: optimizer state larger than the budget, tiers left to auto: it goes to NVMe, and filling
+ * and stepping stay within the plan. */
 TEST(mem_01_state_larger_than_the_budget)
 {
     NEEDS_PLAIN_MEMORY();
@@ -271,11 +287,13 @@ TEST(mem_01_state_larger_than_the_budget)
     reset_peak();
     RUN(&b, stk_seal(b.e, false));
     RUN(&b, big_fill(&b));
-    CHECK(world_table(b.e, "host", "optimizer state") == 0 && world_table(b.e, "nvme", "optimizer state") > 60u << 20);
+    CHECK(world_table(b.e, "host", "optimizer state") == 0 &&
+          world_table(b.e, "nvme", "optimizer state") > 60u << 20);
     for (int i = 0; i < 3; i++) RUN(&b, big_step(&b));
     RUN(&b, stk_save(b.e, world_dir("mem01"), NULL, 1));
     uint64_t peak = mem_peak_bytes(), plan = world_table(b.e, "host", NULL);
-    printf("# budget %.1f MiB, plan %.1f MiB, peak %.1f MiB\n", (double)b.cfg.host_memory / MIB, (double)plan / MIB, (double)peak / MIB);
+    printf("# budget %.1f MiB, plan %.1f MiB, peak %.1f MiB\n", (double)b.cfg.host_memory / MIB,
+           (double)plan / MIB, (double)peak / MIB);
     CHECK(plan <= b.cfg.host_memory);
     CHECK((double)peak <= 1.05 * (double)plan);
     stk_close(b.e);

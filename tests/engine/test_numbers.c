@@ -1,8 +1,9 @@
-/* tests/engine/test_numbers.c - the numbers of a step: non-finite gradients, clipping, the loss scale, accumulation, odd tensors. */
+/* tests/engine/test_numbers.c - the numbers of a step: non-finite gradients, clipping, the loss
+ * scale, accumulation, odd tensors. */
 #include "engine/engine.h" /* norm_clip_factor */
 #include "tests/engine/world.h"
 
-/* --- MPX: what is not finite, and what is scaled --------------------------------------------------------------------------------- */
+/* --- MPX: what is not finite, and what is scaled ---------------------------------------------- */
 
 static void poisoned(enum world_place p, stk_dtype dtype)
 {
@@ -16,11 +17,13 @@ static void poisoned(enum world_place p, stk_dtype dtype)
     RUN(&t, toy_hash(&t, &before));
     t.poison_loss_at = (double)t.step + 1;
     RUN(&t, toy_step(&t, 1e-3, &s));
-    CHECK(s.skipped && s.skipped_total == 1 && s.skipped_in_a_row == 1 && s.step == 4 && s.updates == 3 && !isfinite(s.grad_norm));
+    CHECK(s.skipped && s.skipped_total == 1 && s.skipped_in_a_row == 1 && s.step == 4 &&
+          s.updates == 3 && !isfinite(s.grad_norm));
     RUN(&t, toy_hash(&t, &after));
     CHECK(before == after);
     RUN(&t, toy_step(&t, 1e-3, &s));
-    CHECK(!s.skipped && s.skipped_total == 1 && s.skipped_in_a_row == 0 && s.updates == 4 && isfinite(s.grad_norm) && isfinite(t.last_loss));
+    CHECK(!s.skipped && s.skipped_total == 1 && s.skipped_in_a_row == 0 && s.updates == 4 &&
+          isfinite(s.grad_norm) && isfinite(t.last_loss));
     RUN(&t, toy_hash(&t, &after));
     CHECK(before != after);
     stk_close(t.e);
@@ -60,14 +63,19 @@ TEST(mpx_02_one_element_is_enough)
             RUN(&t, toy_step(&t, 1e-3, &s));
             RUN(&t, toy_hash(&t, &after));
             if (i < 3) CHECK(s.skipped && before == after);
-            else CHECK(s.skipped ? before == after : s.clip_factor > 0 && s.clip_factor < 1e-30); /* finite in bf16: clipped hard */
+            /* finite in bf16: clipped hard */
+            else CHECK(s.skipped ? before == after : s.clip_factor > 0 && s.clip_factor < 1e-30);
             RUN(&t, toy_step(&t, 1e-3, &s));
             CHECK(!s.skipped);
             stk_close(t.e);
         }
 }
 
-static void poison_all(struct toy *t, const stk_visit *v) { (void)v; t->poison_loss_at = (double)t->step; }
+static void poison_all(struct toy *t, const stk_visit *v)
+{
+    (void)v;
+    t->poison_loss_at = (double)t->step;
+}
 
 TEST(mpx_01_the_run_stops_after_skip_limit_and_can_go_on)
 {
@@ -97,7 +105,8 @@ TEST(mpx_01_the_run_stops_after_skip_limit_and_can_go_on)
     stk_close(t.e);
 }
 
-/* MPX-04: the default; MPX-05: the norm of a step is divided by the scale that was in its gradients, also when the scale changes at its end. */
+/* MPX-04: the default; MPX-05: the norm of a step is divided by the scale that was in its
+ * gradients, also when the scale changes at its end. */
 TEST(mpx_05_norms_where_the_loss_scale_changes)
 {
     struct toy t, r;
@@ -110,7 +119,8 @@ TEST(mpx_05_norms_where_the_loss_scale_changes)
     r.cfg.loss_scale = 65536;
     RUN(&r, world_start(&r, WORLD_HOST));
     RUN(&t, world_start(&t, WORLD_NVME));
-    static const double scales[] = { 65536, 65536, 65536, 131072, 131072, 65536, 65536, 65536, 131072 };
+    static const double scales[] = { 65536, 65536, 65536, 131072, 131072,
+                                     65536, 65536, 65536, 131072 };
     for (int i = 0; i < 9; i++) {
         if (i == 4) t.poison_loss_at = r.poison_loss_at = 5;
         RUN(&t, toy_step(&t, 1e-3, &s));
@@ -119,7 +129,8 @@ TEST(mpx_05_norms_where_the_loss_scale_changes)
             RUN(&r, toy_step(&r, 1e-3, &want));
             CHECK(fabs(s.grad_norm - want.grad_norm) < 1e-5 * want.grad_norm);
         }
-        if (s.loss_scale != scales[i]) printf("# step %d: scale %g, wanted %g\n", i + 1, s.loss_scale, scales[i]);
+        if (s.loss_scale != scales[i])
+            printf("# step %d: scale %g, wanted %g\n", i + 1, s.loss_scale, scales[i]);
         CHECK(s.loss_scale == scales[i]);
         CHECK(s.skipped == (i == 4));
     }
@@ -134,7 +145,9 @@ TEST(mpx_08_the_clip_factor_is_in_0_1)
     CHECK(fabs(norm_clip_factor(4, 1) - 1 / (4 + 1e-6)) < 1e-15);
     CHECK(norm_clip_factor(1e30, 1) > 0 && norm_clip_factor(1e30, 1) < 1.1e-30);
     CHECK(norm_clip_factor(1e30, 0) == 1);
-    static const double norms[] = { NAN, INFINITY, -INFINITY, -1, 0, 1e-30, 1e-6, 1, 1e30, 1e300, 1.7e308 }, clips[] = { 0, 1e-30, 1, 1e30 };
+    static const double norms[] = { NAN,  INFINITY, -INFINITY, -1,    0,      1e-30,
+                                    1e-6, 1,        1e30,      1e300, 1.7e308 },
+                        clips[] = { 0, 1e-30, 1, 1e30 };
     for (int i = 0; i < 11; i++)
         for (int k = 0; k < 4; k++) {
             double f = norm_clip_factor(norms[i], clips[k]);
@@ -143,7 +156,8 @@ TEST(mpx_08_the_clip_factor_is_in_0_1)
         }
 }
 
-/* The norm and the clipped update against double precision, from the 16-bit gradients themselves (MPX-13: never summed in 16 bits). */
+/* The norm and the clipped update against double precision, from the 16-bit gradients themselves
+ * (MPX-13: never summed in 16 bits). */
 static void clip_reference(enum world_place p, double clip)
 {
     struct toy t;
@@ -165,7 +179,8 @@ static void clip_reference(enum world_place p, double clip)
     CHECK(fabs(s.grad_norm - sqrt(sum)) < 1e-12 * sqrt(sum));
     double f = clip > 0 ? fmin(1, clip / (sqrt(sum) + 1e-6)) : 1;
     CHECK(fabs(s.clip_factor - f) < 1e-12);
-    float *g = world_read(&t, k, STK_READ_GRAD), *after = world_read(&t, k, STK_READ_MASTER), *m = world_read(&t, k, STK_READ_EXP_AVG);
+    float *g = world_read(&t, k, STK_READ_GRAD), *after = world_read(&t, k, STK_READ_MASTER),
+          *m = world_read(&t, k, STK_READ_EXP_AVG);
     for (uint64_t i = 0; before && g && after && m && i < n; i++) {
         double c = g[i] * f, want = before[i] * (1 - 1e-2 * 0.1) - 1e-2 * c / (fabs(c) + 1e-8);
         worst = fmax(worst, fabs(after[i] - want));
@@ -186,13 +201,15 @@ TEST(mpx_13_norm_and_clipping_against_double_precision)
     }
 }
 
-/* MPX-14, ADM-17: every optimizer x tier x dtype x accumulation runs three steps and its loss stays finite; equal bits over tiers. */
+/* MPX-14, ADM-17: every optimizer x tier x dtype x accumulation runs three steps and its loss stays
+ * finite; equal bits over tiers. */
 TEST(adm_17_every_mix_that_is_offered_runs)
 {
     for (int opt = 0; opt < 2; opt++)
         for (int dt = 0; dt < 2; dt++)
             for (int acc = 0; acc < 2; acc++) {
-                uint32_t micros = 1 + 2 * ((uint32_t)(opt + dt + acc) % 2); /* 1 or 3: each value of each option meets both */
+                /* 1 or 3: each value of each option meets both */
+                uint32_t micros = 1 + 2 * ((uint32_t)(opt + dt + acc) % 2);
                 uint64_t hash[WORLD_PLACE_N];
                 for (int p = 0; p < WORLD_PLACE_N; p++) {
                     struct toy t;
@@ -226,7 +243,7 @@ TEST(mpx_14_mixes_that_do_not_exist_are_refused)
     stk_close(t.e);
 }
 
-/* --- ZR3: accumulation ------------------------------------------------------------------------------------------------------------------ */
+/* --- ZR3: accumulation ------------------------------------------------------------------------ */
 
 static void keep_accumulator(struct toy *t, const stk_visit *v)
 {
@@ -234,15 +251,20 @@ static void keep_accumulator(struct toy *t, const stk_visit *v)
     struct stk_error err = { 0 };
     if (v->dir != STK_BACKWARD || !v->last_of_block) return;
     for (uint32_t k = 0; k < t->n_tensors; k++) {
-        bool here = (v->place == 0 && k == t->tensor_embed) || (v->place == t->layers + 1 && k == t->tensor_head);
-        for (uint32_t i = 0; i < t->layers; i++) here |= v->place == i + 1 && (k == t->tensor_w[i] || k == t->tensor_b[i]);
+        bool here = (v->place == 0 && k == t->tensor_embed) ||
+                    (v->place == t->layers + 1 && k == t->tensor_head);
+        for (uint32_t i = 0; i < t->layers; i++)
+            here |= v->place == i + 1 && (k == t->tensor_w[i] || k == t->tensor_b[i]);
         if (!here) continue;
-        if (dev_copy(v->stream, keep[k], v->grad + stk_tensor_offset(t->e, k), 4 * toy_tensor_elems(t, k), DEV_TO_HOST, &err) != STK_OK) abort();
+        if (dev_copy(v->stream, keep[k], v->grad + stk_tensor_offset(t->e, k),
+                     4 * toy_tensor_elems(t, k), DEV_TO_HOST, &err) != STK_OK)
+            abort();
     }
     if (dev_sync(v->stream, &err) != STK_OK) abort();
 }
 
-/* The same 28 rows as 1, 2, 4 or 7 micro-batches: the fp32 gradient agrees within 1e-6 of its largest element. */
+/* The same 28 rows as 1, 2, 4 or 7 micro-batches: the fp32 gradient agrees within 1e-6 of its
+ * largest element. */
 TEST(zr3_01_equal_total_batch_equal_gradient)
 {
     static const uint32_t counts[] = { 1, 2, 4, 7 };
@@ -260,7 +282,9 @@ TEST(zr3_01_equal_total_batch_equal_gradient)
                 t.hook_arg = c ? now : first;
                 RUN(&t, world_start(&t, p));
                 for (uint32_t k = 0; k < t.n_tensors; k++)
-                    if (!(((float **)t.hook_arg)[k] = calloc(toy_tensor_elems(&t, k), sizeof(float)))) abort();
+                    if (!(((float **)t.hook_arg)[k] =
+                              calloc(toy_tensor_elems(&t, k), sizeof(float))))
+                        abort();
                 RUN(&t, toy_step(&t, 1e-3, &s));
                 double worst = 0;
                 for (uint32_t k = 0; c && k < t.n_tensors; k++) {
@@ -272,7 +296,9 @@ TEST(zr3_01_equal_total_batch_equal_gradient)
                     worst = fmax(worst, diff / most);
                     free(now[k]);
                 }
-                if (worst > 1e-6) printf("# placement %d order %d, %u micro-batches: %.3g\n", p, order, counts[c], worst);
+                if (worst > 1e-6)
+                    printf("# placement %d order %d, %u micro-batches: %.3g\n", p, order, counts[c],
+                           worst);
                 CHECK(worst <= 1e-6);
                 stk_close(t.e);
             }
@@ -280,7 +306,8 @@ TEST(zr3_01_equal_total_batch_equal_gradient)
         }
 }
 
-/* Every gradient byte goes to NVMe in every step: 2 bytes a parameter, padded to what the store writes. */
+/* Every gradient byte goes to NVMe in every step: 2 bytes a parameter, padded to what the store
+ * writes. */
 TEST(zr3_05_gradient_bytes_written_each_step)
 {
     struct toy t;
@@ -292,9 +319,11 @@ TEST(zr3_05_gradient_bytes_written_each_step)
     RUN(&t, toy_open(&t));
     RUN(&t, toy_fill(&t));
     uint64_t want = 0;
-    for (uint32_t i = 0; i < t.e->layout->n_chunks; i++) want += chunk_bytes(t.e->layout, &t.e->layout->chunks[i], CHUNK_GRAD);
+    for (uint32_t i = 0; i < t.e->layout->n_chunks; i++)
+        want += chunk_bytes(t.e->layout, &t.e->layout->chunks[i], CHUNK_GRAD);
     uint64_t params = t.e->layout->params_trainable;
-    CHECK(want >= 2 * params && want < 2 * (params + (uint64_t)CHUNK_FROZEN_ALIGN * t.e->layout->n_blocks));
+    CHECK(want >= 2 * params &&
+          want < 2 * (params + (uint64_t)CHUNK_FROZEN_ALIGN * t.e->layout->n_blocks));
     for (int i = 0; i < 5; i++) {
         RUN(&t, toy_step(&t, 1e-3, &s));
         CHECK(s.nvme_write_bytes == want);
@@ -303,7 +332,7 @@ TEST(zr3_05_gradient_bytes_written_each_step)
     stk_close(t.e);
 }
 
-/* --- ZR3-17: odd shapes ------------------------------------------------------------------------------------------------------------------- */
+/* --- ZR3-17: odd shapes ----------------------------------------------------------------------- */
 
 static stk_status odd_run(enum world_place p, uint64_t *hash)
 {
@@ -313,8 +342,11 @@ static stk_status odd_run(enum world_place p, uint64_t *hash)
     toy_init(&t, 0, 1);
     world_place(&t, p);
     STK_TRY(stk_open(&t.cfg, &t.e));
-    stk_tensor_desc none[] = { { .name = "empty", .n_elems = 0 }, { .name = "empty.frozen", .n_elems = 0, .frozen = true } },
-                    mixed[] = { { .name = "a", .n_elems = 5000 }, { .name = "nothing", .n_elems = 0 }, { .name = "one", .n_elems = 1 },
+    stk_tensor_desc none[] = { { .name = "empty", .n_elems = 0 },
+                               { .name = "empty.frozen", .n_elems = 0, .frozen = true } },
+                    mixed[] = { { .name = "a", .n_elems = 5000 },
+                                { .name = "nothing", .n_elems = 0 },
+                                { .name = "one", .n_elems = 1 },
                                 { .name = "f", .n_elems = 77, .frozen = true } },
                     frozen[] = { { .name = "g", .n_elems = 3, .frozen = true } };
     STK_TRY(stk_block(t.e, "no tensors", NULL, 0, &b[0], &first[0]));
@@ -322,7 +354,9 @@ static stk_status odd_run(enum world_place p, uint64_t *hash)
     STK_TRY(stk_block(t.e, "mixed", mixed, 4, &b[2], &first[2]));
     STK_TRY(stk_block(t.e, "frozen", frozen, 1, &b[3], &first[3]));
     stk_place places[4];
-    for (int i = 0; i < 4; i++) places[i] = (stk_place){ .block = b[i], .in_bytes = i ? 64 : 0, .full_bytes = 64, .flops = 1 };
+    for (int i = 0; i < 4; i++)
+        places[i] =
+            (stk_place){ .block = b[i], .in_bytes = i ? 64 : 0, .full_bytes = 64, .flops = 1 };
     STK_TRY(stk_order(t.e, places, 4));
     STK_TRY(stk_seal(t.e, false));
     float w[5000], g[5000];
@@ -344,7 +378,8 @@ static stk_status odd_run(enum world_place p, uint64_t *hash)
             if (v.dir == STK_BACKWARD && v.block != b[2]) CHECK(v.grad == NULL);
             if (v.dir == STK_BACKWARD && v.block == b[2]) {
                 STK_TRY(dev_copy(v.stream, v.grad, g, sizeof g, DEV_TO_DEVICE, &err));
-                STK_TRY(dev_copy(v.stream, v.grad + stk_tensor_offset(t.e, first[2] + 2), g, 4, DEV_TO_DEVICE, &err));
+                STK_TRY(dev_copy(v.stream, v.grad + stk_tensor_offset(t.e, first[2] + 2), g, 4,
+                                 DEV_TO_DEVICE, &err));
             }
             STK_TRY(stk_done(t.e, &v));
         }
@@ -354,7 +389,11 @@ static stk_status odd_run(enum world_place p, uint64_t *hash)
     STK_TRY(stk_save(t.e, world_dir("odd"), NULL, 0));
     *hash = 1469598103934665603ull;
     for (uint32_t k = first[2]; k <= first[3]; k++) {
-        uint64_t n = k == first[2] ? 5000 : k == first[2] + 1 ? 0 : k == first[2] + 2 ? 1 : k == first[2] + 3 ? 77 : 3;
+        uint64_t n = k == first[2]       ? 5000
+                     : k == first[2] + 1 ? 0
+                     : k == first[2] + 2 ? 1
+                     : k == first[2] + 3 ? 77
+                                         : 3;
         STK_TRY(stk_tensor_read(t.e, k, STK_READ_MASTER, 0, n, w, STK_F32));
         for (uint64_t i = 0; i < n; i++) *hash = (*hash ^ stk_f32_bits(w[i])) * 1099511628211ull;
         if (k == first[2] + 3) CHECK(w[76] == stk_bf16_to_f32(stk_f32_to_bf16(0.076f)));

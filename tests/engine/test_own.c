@@ -1,4 +1,5 @@
-/* tests/engine/test_own.c - own order: recorded, then planned; departures; branches; several backward calls; tensors without a gradient. */
+/* tests/engine/test_own.c - own order: recorded, then planned; departures; branches; several
+ * backward calls; tensors without a gradient. */
 #include "tests/engine/mlp.h"
 
 TEST(own_order_is_recorded_then_planned_and_never_changes_the_numbers)
@@ -21,7 +22,8 @@ TEST(own_order_is_recorded_then_planned_and_never_changes_the_numbers)
             RUN(&m, mlp_hash(&m, &hash[p][split]));
             stk_close(m.e);
         }
-    for (int p = 0; p < WORLD_PLACE_N; p++) CHECK(hash[p][0] == hash[0][0] && hash[p][1] == hash[0][0]);
+    for (int p = 0; p < WORLD_PLACE_N; p++)
+        CHECK(hash[p][0] == hash[0][0] && hash[p][1] == hash[0][0]);
 }
 
 TEST(own_order_bits_do_not_depend_on_update_prefetch_or_simulation)
@@ -56,7 +58,8 @@ TEST(own_order_departures_are_counted)
         RUN(&m, mlp_step(&m, &s)); /* recorded with all 4 layers: 8 visits */
         CHECK(s.departures == 0);
         m.skip_layer = true;
-        RUN(&m, mlp_step(&m, &s)); /* layer 2 is missing: from there on 1 forward and 3 backward visits come on demand */
+        RUN(&m, mlp_step(&m, &s)); /* layer 2 is missing: from there on 1 forward and 3 backward
+                                    * visits come on demand */
         CHECK(s.departures == 4);
         RUN(&m, mlp_step(&m, &s));
         CHECK(s.departures == 0);
@@ -89,7 +92,8 @@ TEST(zr3_14_branch_on_odd_steps_only)
     CHECK(hash[0] == hash[1] && hash[0] == hash[2]);
 }
 
-/* ADM-02: a tensor without a gradient in a step is left alone, weights, moments and step count, as torch does with grad = None. */
+/* ADM-02: a tensor without a gradient in a step is left alone, weights, moments and step count, as
+ * torch does with grad = None. */
 TEST(adm_02_a_tensor_without_a_gradient_is_left_alone)
 {
     for (int p = 0; p < WORLD_PLACE_N; p++) {
@@ -114,7 +118,8 @@ TEST(adm_02_a_tensor_without_a_gradient_is_left_alone)
                 if (i % 2) {
                     a[k] = 0.9 * a[k] + 0.1 * g;
                     q[k] = 0.999 * q[k] + 0.001 * g * g;
-                    w[k] = w[k] * (1 - 2e-3 * 0.1) - 2e-3 * (a[k] / (1 - pow(0.9, t))) / (sqrt(q[k] / (1 - pow(0.999, t))) + 1e-8);
+                    w[k] = w[k] * (1 - 2e-3 * 0.1) - 2e-3 * (a[k] / (1 - pow(0.9, t))) /
+                                                         (sqrt(q[k] / (1 - pow(0.999, t))) + 1e-8);
                 }
                 worst = fmax(worst, fabs(got[k] - w[k]));
             }
@@ -244,12 +249,16 @@ TEST(own_order_too_many_visits_and_bad_arguments)
         if (k == 1) m.cfg.own_held_max = 0;
         if (k == 2) m.cfg.device = STK_DEVICE_HOST_DISCRETE;
         st = mlp_open(&m);
-        CHECK(REFUSED(st, k < 2 ? STK_ERR_CONFIG : STK_ERR_UNSUPPORTED, m.e, k == 0 ? "own_visits_max" : k == 1 ? "own_held_max" : "own_order"));
+        CHECK(REFUSED(st, k < 2 ? STK_ERR_CONFIG : STK_ERR_UNSUPPORTED, m.e,
+                      k == 0   ? "own_visits_max"
+                      : k == 1 ? "own_held_max"
+                               : "own_order"));
         stk_close(m.e);
     }
 }
 
-/* Forward visits alone (an evaluation in between), an empty step, and a step with gradients only. */
+/* Forward visits alone (an evaluation in between), an empty step, and a step with gradients
+ * only. */
 TEST(own_order_steps_of_other_kinds)
 {
     uint64_t hash[WORLD_PLACE_N];

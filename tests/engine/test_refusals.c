@@ -1,6 +1,8 @@
-/* tests/engine/test_refusals.c - what is refused: budgets, disks and folders before anything is written, and every call in the wrong state.
+/* tests/engine/test_refusals.c - what is refused: budgets, disks and folders before anything is
+ * written, and every call in the wrong state.
  *
- * `test_refusals --nobody DIR` is this file's own child: it gives up root and seals with DIR as the folder. */
+ * `test_refusals --nobody DIR` is this file's own child: it gives up root and seals with DIR as the
+ * folder. */
 #include "nvme/io_sim.h"
 #include "tests/engine/mlp.h"
 #include <dirent.h>
@@ -22,12 +24,14 @@ static uint32_t entries(const char *dir)
     uint32_t n = 0;
     DIR *d = opendir(dir);
     if (!d) return UINT32_MAX;
-    for (struct dirent *e; (e = readdir(d));) n += strcmp(e->d_name, ".") && strcmp(e->d_name, "..");
+    for (struct dirent *e; (e = readdir(d));)
+        n += strcmp(e->d_name, ".") && strcmp(e->d_name, "..");
     closedir(d);
     return n;
 }
 
-/* Seals; the refusal must hold the words, come within two seconds, and leave the folder as it was. Closes. */
+/* Seals; the refusal must hold the words, come within two seconds, and leave the folder as it was.
+ * Closes. */
 static void refused(struct toy *t, stk_status want, const char *a, const char *b, const char *c)
 {
     const char *folder = t->cfg.nvme[0];
@@ -60,7 +64,8 @@ TEST(mem_02_host_budget_below_what_is_needed)
     refused(&t, STK_ERR_NOMEM, "--host-memory", "MiB", "try --");
 }
 
-/* MEM-04: a staging pool that is too large is refused with its owner and the option that shrinks it. */
+/* MEM-04: a staging pool that is too large is refused with its owner and the option that shrinks
+ * it. */
 TEST(mem_04_a_reservation_beyond_the_budget_names_its_owner)
 {
     struct toy t;
@@ -103,7 +108,8 @@ static int as_nobody(const char *dir)
     t.cfg.params = STK_TIER_NVME;
     t.cfg.nvme[0] = dir;
     stk_status st = toy_open(&t);
-    bool ok = st == STK_ERR_IO && strstr(stk_error_text(t.e), dir) && strstr(stk_error_text(t.e), "writable");
+    bool ok = st == STK_ERR_IO && strstr(stk_error_text(t.e), dir) &&
+              strstr(stk_error_text(t.e), "writable");
     if (!ok) printf("# %s: %s\n", stk_status_name(st), t.e ? stk_error_text(t.e) : "?");
     stk_close(t.e);
     return ok ? 0 : 1;
@@ -122,7 +128,8 @@ TEST(refused_folder_not_writable)
     int status = 0;
     waitpid(pid, &status, 0);
     CHECK(chmod(dir, 0755) == 0 && entries(dir) == 0);
-    if (WIFEXITED(status) && (WEXITSTATUS(status) == 77 || WEXITSTATUS(status) == 126)) SKIP("this user can neither become nobody nor run the test as it");
+    if (WIFEXITED(status) && (WEXITSTATUS(status) == 77 || WEXITSTATUS(status) == 126))
+        SKIP("this user can neither become nobody nor run the test as it");
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
@@ -146,7 +153,8 @@ TEST(refused_disk_too_small)
     umount(dir);
 }
 
-/* CKP-37: room for the checkpoint is looked at before it is written; training goes on, what was there stays. */
+/* CKP-37: room for the checkpoint is looked at before it is written; training goes on, what was
+ * there stays. */
 TEST(ckp_37_checkpoint_disk_too_small)
 {
     const char *dir = world_dir("small-ckp");
@@ -191,7 +199,8 @@ TEST(use_01_values_out_of_range)
 {
     struct toy t;
     for (int k = 0; k < 9; k++) {
-        static const char *const words[] = { "micro_batches", "beta1", "beta2", "eps", "clip", "chunk_elems", "simulate", "params", "device" };
+        static const char *const words[] = { "micro_batches", "beta1",    "beta2",  "eps",   "clip",
+                                             "chunk_elems",   "simulate", "params", "device" };
         toy_init(&t, 1, 1);
         if (k == 0) t.cfg.micro_batches = 0;
         if (k == 1) t.cfg.beta1 = 1;
@@ -205,17 +214,38 @@ TEST(use_01_values_out_of_range)
         stk_status st = stk_open(&t.cfg, &t.e);
         CHECK(REFUSED(st, STK_ERR_CONFIG, t.e, words[k]));
         stk_step s = { 0 };
-        CHECK(stk_step_begin(t.e, &s) == STK_ERR_STATE && stk_seal(t.e, false) == STK_ERR_STATE && stk_flush(t.e) == STK_ERR_STATE);
+        CHECK(stk_step_begin(t.e, &s) == STK_ERR_STATE && stk_seal(t.e, false) == STK_ERR_STATE &&
+              stk_flush(t.e) == STK_ERR_STATE);
         stk_close(t.e);
     }
     stk_close(NULL);
 }
 
-/* --- every call in every wrong state ----------------------------------------------------------------------------------------------------- */
+/* --- every call in every wrong state ---------------------------------------------------------- */
 
 /* One bit a call that is allowed; the others must give STATE and a sentence that names the call. */
-enum { M_BLOCK = 1, M_ORDER = 2, M_WORKSPACE = 4, M_RESERVE = 8, M_SEAL = 16, M_WRITE = 32, M_READ = 64, M_BEGIN = 128, M_NEXT = 256, M_DONE = 512, M_END = 1024,
-       M_FLUSH = 2048, M_EVAL = 4096, M_EVAL_END = 8192, M_SAVE = 16384, M_RESTORE = 32768, M_ACQUIRE = 65536, M_RELEASE = 131072, M_GRAD = 262144, M_PLAN = 524288 };
+enum {
+    M_BLOCK = 1,
+    M_ORDER = 2,
+    M_WORKSPACE = 4,
+    M_RESERVE = 8,
+    M_SEAL = 16,
+    M_WRITE = 32,
+    M_READ = 64,
+    M_BEGIN = 128,
+    M_NEXT = 256,
+    M_DONE = 512,
+    M_END = 1024,
+    M_FLUSH = 2048,
+    M_EVAL = 4096,
+    M_EVAL_END = 8192,
+    M_SAVE = 16384,
+    M_RESTORE = 32768,
+    M_ACQUIRE = 65536,
+    M_RELEASE = 131072,
+    M_GRAD = 262144,
+    M_PLAN = 524288
+};
 
 static stk_status misuse(stk_engine *e, uint32_t bit)
 {
@@ -249,9 +279,12 @@ static stk_status misuse(stk_engine *e, uint32_t bit)
 
 static void all_but(const char *when, stk_engine *e, uint32_t allowed)
 {
-    static const char *const names[] = { "stk_block", "stk_order", "stk_workspace", "stk_reserve", "stk_seal", "stk_tensor_write", "stk_tensor_read", "stk_step_begin",
-                                         "stk_next", "stk_done", "stk_step_end", "stk_flush", "stk_eval_begin", "stk_eval_end", "stk_save", "stk_restore",
-                                         "stk_acquire", "stk_release", "stk_grad_add", "stk_plan_write" };
+    static const char *const names[] = {
+        "stk_block",        "stk_order",       "stk_workspace",  "stk_reserve",  "stk_seal",
+        "stk_tensor_write", "stk_tensor_read", "stk_step_begin", "stk_next",     "stk_done",
+        "stk_step_end",     "stk_flush",       "stk_eval_begin", "stk_eval_end", "stk_save",
+        "stk_restore",      "stk_acquire",     "stk_release",    "stk_grad_add", "stk_plan_write"
+    };
     for (uint32_t i = 0; i < 20; i++) {
         if (allowed & (1u << i)) continue;
         stk_status st = misuse(e, 1u << i);
@@ -326,7 +359,8 @@ TEST(misuse_after_a_refused_seal_and_a_dry_one)
         RUN(&t, toy_describe(&t));
         CHECK((stk_seal(t.e, dry) == STK_OK) == dry);
         all_but(dry ? "dry" : "refused", t.e, M_PLAN);
-        CHECK(!dry || (stk_table(t.e, 0, &a, &b, &n) && stk_plan_write(t.e, "/dev/null", true) == STK_OK));
+        CHECK(!dry ||
+              (stk_table(t.e, 0, &a, &b, &n) && stk_plan_write(t.e, "/dev/null", true) == STK_OK));
         stk_close(t.e);
     }
 }
@@ -357,7 +391,8 @@ TEST(misuse_bad_arguments_between_steps)
     CHECK(st < 0 && stk_error_text(t.e)[0]);
     stk_close(t.e);
     char *path = NULL;
-    CHECK(stk_newest_checkpoint(world_dir("never"), &path, NULL) == STK_END && stk_newest_checkpoint("/nowhere/at/all", &path, NULL) == STK_END);
+    CHECK(stk_newest_checkpoint(world_dir("never"), &path, NULL) == STK_END &&
+          stk_newest_checkpoint("/nowhere/at/all", &path, NULL) == STK_END);
 }
 
 /* Gradients of a step of an earlier process are not there after a restore: said, not made up. */

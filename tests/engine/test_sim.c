@@ -1,8 +1,11 @@
-/* tests/engine/test_sim.c - whole training runs under simulated execution, disk and device: replay, and storage faults.
+/* tests/engine/test_sim.c - whole training runs under simulated execution, disk and device: replay,
+ * and storage faults.
  *
- * A run with faults must end with the reference's bits or with a clean error. A failing seed prints a line that runs it alone:
+ * A run with faults must end with the reference's bits or with a clean error. A failing seed prints
+ * a line that runs it alone:
  *     STK_SEED=17 test_sim one
- * The canary proves that the harness would notice: the medium is damaged where no checksum looks, and the run must come out wrong. STK_SOAK=1: 20,000 seeds. */
+ * The canary proves that the harness would notice: the medium is damaged where no checksum looks,
+ * and the run must come out wrong. STK_SOAK=1: 20,000 seeds. */
 #include "engine/engine.h"
 #include "nvme/io_sim.h"
 #include "nvme/store_impl.h"
@@ -25,7 +28,9 @@ static void sim_config(stk_config *c, uint64_t seed, const struct io_sim_cfg *si
 
 static struct io_sim_cfg sim_disk(uint64_t seed)
 {
-    struct io_sim_cfg sim = { .seed = seed, .latency_ns = 20000, .read_bytes_per_s = 1e9, .write_bytes_per_s = 5e8 };
+    struct io_sim_cfg sim = {
+        .seed = seed, .latency_ns = 20000, .read_bytes_per_s = 1e9, .write_bytes_per_s = 5e8
+    };
     struct stk_error err = { 0 };
     if (io_sim_disk_new(256u << 20, &sim.disk, &err) != STK_OK) abort();
     return sim;
@@ -38,13 +43,17 @@ static void keep(struct result *r, stk_status st, const stk_engine *e)
     snprintf(r->text, sizeof r->text, "%s", e ? stk_error_text(e) : "no engine");
     /* the run's folder has a random name (nvme/store.h) */
     char *name = strstr(r->text, "stoker-run-");
-    for (char *p = name ? name + strlen("stoker-run-") : ""; *p && strchr("0123456789abcdef", *p); p++) *p = '0';
+    for (char *p = name ? name + strlen("stoker-run-") : ""; *p && strchr("0123456789abcdef", *p);
+         p++)
+        *p = '0';
 }
 
-/* One run: fill, steps, hash. `seed` decides the order of everything, the faults, and which variant of the client runs. */
+/* One run: fill, steps, hash. `seed` decides the order of everything, the faults, and which variant
+ * of the client runs. */
 static bool checks_off; /* the canary: the store compares no checksums */
 
-static struct result sim_run(uint64_t seed, const struct io_sim_faults *faults, stk_device_kind device, uint64_t *damage)
+static struct result sim_run(uint64_t seed, const struct io_sim_faults *faults,
+                             stk_device_kind device, uint64_t *damage)
 {
     struct result r = { 0 };
     struct toy t;
@@ -71,18 +80,21 @@ static struct result sim_run(uint64_t seed, const struct io_sim_faults *faults, 
     return r;
 }
 
-static const stk_device_kind devices[] = { STK_DEVICE_SIM, STK_DEVICE_HOST, STK_DEVICE_HOST_DISCRETE };
+static const stk_device_kind devices[] = { STK_DEVICE_SIM, STK_DEVICE_HOST,
+                                           STK_DEVICE_HOST_DISCRETE };
 
 TEST(sim_same_seed_same_trace_and_bits_other_seed_same_bits)
 {
     for (int d = 0; d < 3; d++) {
-        struct result first = sim_run(test_seed(), NULL, devices[d], NULL), again = sim_run(test_seed(), NULL, devices[d], NULL);
+        struct result first = sim_run(test_seed(), NULL, devices[d], NULL),
+                      again = sim_run(test_seed(), NULL, devices[d], NULL);
         CHECK(first.status == STK_OK && again.status == STK_OK);
         if (first.status != STK_OK) printf("# %s\n", first.text);
         CHECK(first.hash == again.hash && first.trace == again.trace && first.trace != 0);
         uint32_t same = 0;
         for (uint64_t k = 1; k <= 6; k++) {
-            struct result other = sim_run(test_seed() + 16 * k, NULL, devices[d], NULL); /* + 16: the same variant */
+            /* + 16: the same variant */
+            struct result other = sim_run(test_seed() + 16 * k, NULL, devices[d], NULL);
             CHECK(other.status == STK_OK && other.hash == first.hash);
             same += other.trace == first.trace;
         }
@@ -93,30 +105,39 @@ TEST(sim_same_seed_same_trace_and_bits_other_seed_same_bits)
 /* The same with faults: an error is replayed too, word for word. */
 TEST(sim_faults_replay_from_the_seed)
 {
-    struct io_sim_faults f = { .read_error_ppm = 2000, .flip_bit_ppm = 2000, .lost_completion_ppm = 1000, .short_ppm = 100000 };
+    struct io_sim_faults f = { .read_error_ppm = 2000,
+                               .flip_bit_ppm = 2000,
+                               .lost_completion_ppm = 1000,
+                               .short_ppm = 100000 };
     uint32_t errors = 0;
     for (uint64_t k = 0; k < 10; k++) {
-        struct result a = sim_run(test_seed() + k, &f, devices[k % 3], NULL), b = sim_run(test_seed() + k, &f, devices[k % 3], NULL);
-        bool same = a.status == b.status && a.hash == b.hash && a.trace == b.trace && !strcmp(a.text, b.text);
-        if (!same) printf("# trace %016" PRIx64 ": %s\n# trace %016" PRIx64 ": %s\n", a.trace, a.text, b.trace, b.text);
+        struct result a = sim_run(test_seed() + k, &f, devices[k % 3], NULL),
+                      b = sim_run(test_seed() + k, &f, devices[k % 3], NULL);
+        bool same = a.status == b.status && a.hash == b.hash && a.trace == b.trace &&
+                    !strcmp(a.text, b.text);
+        if (!same)
+            printf("# trace %016" PRIx64 ": %s\n# trace %016" PRIx64 ": %s\n", a.trace, a.text,
+                   b.trace, b.text);
         CHECK(same);
         errors += a.status != STK_OK;
     }
     CHECK(errors > 0);
 }
 
-/* --- a thousand seeds ---------------------------------------------------------------------------------------------------------------- */
+/* --- a thousand seeds ------------------------------------------------------------------------- */
 
 /* Rates of a seed: some of the kinds, none so often that every run dies. */
 static struct io_sim_faults seed_faults(uint64_t seed)
 {
     struct rng r;
     struct io_sim_faults f = { 0 };
-    uint32_t *rates[] = { &f.read_error_ppm, &f.write_error_ppm, &f.no_space_ppm, &f.flip_bit_ppm, &f.rot_bit_ppm, &f.misdirect_ppm, &f.lost_write_ppm,
-                          &f.lost_completion_ppm };
+    uint32_t *rates[] = { &f.read_error_ppm, &f.write_error_ppm,    &f.no_space_ppm,
+                          &f.flip_bit_ppm,   &f.rot_bit_ppm,        &f.misdirect_ppm,
+                          &f.lost_write_ppm, &f.lost_completion_ppm };
     rng_seed(&r, seed);
     uint32_t kinds = 1 + (uint32_t)rng_below(&r, 3);
-    for (uint32_t i = 0; i < kinds; i++) *rates[rng_below(&r, 8)] = 200 + (uint32_t)rng_below(&r, 2500) / kinds;
+    for (uint32_t i = 0; i < kinds; i++)
+        *rates[rng_below(&r, 8)] = 200 + (uint32_t)rng_below(&r, 2500) / kinds;
     f.short_ppm = (uint32_t)rng_below(&r, 100000);
     f.late_ppm = (uint32_t)rng_below(&r, 50000);
     f.late_ns = 3000000;
@@ -128,13 +149,15 @@ static struct io_sim_faults seed_faults(uint64_t seed)
 static bool clean(const struct result *r)
 {
     static const char *const where[] = { "chunk", "file", "extent", "offset", "byte" };
-    bool kind = r->status == STK_ERR_IO || r->status == STK_ERR_CORRUPT || r->status == STK_ERR_NOSPACE || r->status == STK_ERR_STALLED;
+    bool kind = r->status == STK_ERR_IO || r->status == STK_ERR_CORRUPT ||
+                r->status == STK_ERR_NOSPACE || r->status == STK_ERR_STALLED;
     for (size_t i = 0; kind && i < sizeof where / sizeof *where; i++)
         if (strstr(r->text, where[i])) return true;
     return false;
 }
 
-/* False: neither right nor a clean error. *bad counts errors, *hit runs in which a fault was injected. */
+/* False: neither right nor a clean error. *bad counts errors, *hit runs in which a fault was
+ * injected. */
 static bool sim_one(uint64_t seed, uint64_t want, uint32_t *errors, uint32_t *hit)
 {
     struct io_sim_faults f = seed_faults(seed);
@@ -143,8 +166,9 @@ static bool sim_one(uint64_t seed, uint64_t want, uint32_t *errors, uint32_t *hi
     *errors += r.status != STK_OK;
     *hit += damage > 0;
     if (r.status == STK_OK ? r.hash == want : clean(&r)) return true;
-    printf("# seed %" PRIu64 ": %s: %s; hash %016" PRIx64 ", wanted %016" PRIx64 "\n# replay: STK_SEED=%" PRIu64 " test_sim one\n", seed, stk_status_name(r.status),
-           r.text, r.hash, want, seed);
+    printf("# seed %" PRIu64 ": %s: %s; hash %016" PRIx64 ", wanted %016" PRIx64
+           "\n# replay: STK_SEED=%" PRIu64 " test_sim one\n",
+           seed, stk_status_name(r.status), r.text, r.hash, want, seed);
     return false;
 }
 
@@ -155,14 +179,18 @@ TEST(sim_a_thousand_seeds_with_storage_faults)
     uint32_t errors = 0, hit = 0, failed = 0;
     struct result ref = sim_run(1, NULL, STK_DEVICE_HOST, NULL);
     REQUIRE(ref.status == STK_OK);
-    for (uint64_t k = 0; k < n && failed < 5; k++) failed += !sim_one(test_seed() + k, ref.hash, &errors, &hit);
-    printf("# %" PRIu64 " seeds: %u with a fault, %u ended in a clean error, the others in the reference's bits\n", n, hit, errors);
+    for (uint64_t k = 0; k < n && failed < 5; k++)
+        failed += !sim_one(test_seed() + k, ref.hash, &errors, &hit);
+    printf(
+        "# %" PRIu64
+        " seeds: %u with a fault, %u ended in a clean error, the others in the reference's bits\n",
+        n, hit, errors);
     CHECK(failed == 0);
     CHECK(errors > n / 5 && errors < n * 4 / 5);
     CHECK(hit > errors);
 }
 
-/* --- own order, and the way back after an error ----------------------------------------------------------------------------------- */
+/* --- own order, and the way back after an error ----------------------------------------------- */
 
 TEST(sim_own_order_with_storage_faults)
 {
@@ -183,12 +211,14 @@ TEST(sim_own_order_with_storage_faults)
         if (st == STK_OK) st = mlp_hash(&m, k ? &got : &want);
         keep(&r, st, m.e);
         bool right = st == STK_OK ? k == 0 || got == want : clean(&r);
-        if (!right) printf("# seed %" PRIu64 ": %s: %s\n", test_seed() + k, stk_status_name(st), r.text);
+        if (!right)
+            printf("# seed %" PRIu64 ": %s: %s\n", test_seed() + k, stk_status_name(st), r.text);
         CHECK(right);
         errors += st != STK_OK;
         if (st != STK_OK) { /* a failed engine says so and can only be closed */
             stk_step s = { 0 };
-            CHECK(stk_step_begin(m.e, &s) == STK_ERR_STATE && stk_flush(m.e) == STK_ERR_STATE && stk_save(m.e, world_dir("x"), NULL, 0) == STK_ERR_STATE);
+            CHECK(stk_step_begin(m.e, &s) == STK_ERR_STATE && stk_flush(m.e) == STK_ERR_STATE &&
+                  stk_save(m.e, world_dir("x"), NULL, 0) == STK_ERR_STATE);
         }
         stk_close(m.e);
         io_sim_disk_free(sim.disk);
@@ -196,9 +226,10 @@ TEST(sim_own_order_with_storage_faults)
     CHECK(errors > 0 && errors < 55);
 }
 
-/* --- the canary ------------------------------------------------------------------------------------------------------------------------- */
+/* --- the canary ------------------------------------------------------------------------------- */
 
-/* A fault that the store's checksums cannot see: after the fill, one bit of a parameter in host memory flips. sim_one's comparison must notice. */
+/* A fault that the store's checksums cannot see: after the fill, one bit of a parameter in host
+ * memory flips. sim_one's comparison must notice. */
 TEST(sim_canary_a_planted_fault_is_found)
 {
     struct result ref = sim_run(1, NULL, STK_DEVICE_HOST, NULL);
@@ -220,7 +251,8 @@ TEST(sim_canary_a_planted_fault_is_found)
     CHECK(hash != ref.hash);
     stk_close(t.e);
     io_sim_disk_free(sim.disk);
-    /* and one that they can: a bit of the medium, in each state of the first chunk, is an error that names the chunk */
+    /* and one that they can: a bit of the medium, in each state of the first chunk, is an error
+     * that names the chunk */
     for (int s = 0; s < 2; s++) {
         const char *file;
         uint64_t at;
@@ -258,7 +290,9 @@ TEST(sim_canary_without_checksums_the_harness_fails)
         found += r.status == STK_OK ? r.hash != ref.hash : !clean(&r);
     }
     checks_off = false;
-    printf("# without checksums: wrong bits in %u of %u runs that ended well, %u ended in an error\n", found, hit, errors);
+    printf(
+        "# without checksums: wrong bits in %u of %u runs that ended well, %u ended in an error\n",
+        found, hit, errors);
     CHECK(found == 3);
 }
 
@@ -268,7 +302,10 @@ int main(int argc, char **argv)
         uint32_t errors = 0, hit = 0;
         struct result ref = sim_run(1, NULL, STK_DEVICE_HOST, NULL);
         bool ok = sim_one(test_seed(), ref.hash, &errors, &hit);
-        printf("# seed %" PRIu64 ": %s\n", test_seed(), !ok ? "wrong" : errors ? "a clean error" : "right");
+        printf("# seed %" PRIu64 ": %s\n", test_seed(),
+               !ok      ? "wrong"
+               : errors ? "a clean error"
+                        : "right");
         return ok ? 0 : 1;
     }
     return test_run_all(argc, argv);

@@ -96,7 +96,8 @@ static double row_rstd(const struct ops_rmsnorm *a, uint64_t r)
     return 1 / sqrt(sum / (double)a->cols + a->eps);
 }
 
-/* Checks y, rstd and dx; adds the row's share of dw and of its magnitude. One rounding, on store. */
+/* Checks y, rstd and dx; adds the row's share of dw and of its magnitude. One rounding, on
+ * store. */
 static void check_row(const struct problem *p, uint64_t r, double *dw, double *bdw)
 {
     const struct ops_rmsnorm *a = &p->a;

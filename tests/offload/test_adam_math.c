@@ -253,8 +253,8 @@ TEST(adam_adm_01_groups_do_not_influence_each_other)
     }
 }
 
-/* 50 steps round p 100 times, to the same side at worst: 100 half ulps of 2^-23 are 6e-6; a wrong step
- * count or formula is off by 1e-3 and more. */
+/* 50 steps round p 100 times, to the same side at worst: 100 half ulps of 2^-23 are 6e-6; a wrong
+ * step count or formula is off by 1e-3 and more. */
 #define SHORT_RUN 6e-6
 
 static double worst_against_reference(const struct tensor *x)

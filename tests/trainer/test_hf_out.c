@@ -1,4 +1,5 @@
-/* Tests of trainer/hf_out.c and hf_folder.c: shards and their index, and what a failure at any file operation leaves. */
+/* Tests of trainer/hf_out.c and hf_folder.c: shards and their index, and what a failure at any file
+ * operation leaves. */
 #include "tests/test.h"
 
 #include "base/sys.h"
@@ -104,7 +105,8 @@ TEST(hf_shards_have_an_index_that_names_them)
     end();
 }
 
-/* Whatever call fails, the sentence is there and nothing in `out` looks like a model (USE, CKP-16). */
+/* Whatever call fails, the sentence is there and nothing in `out` looks like a model (USE,
+ * CKP-16). */
 TEST(hf_a_failure_anywhere_leaves_no_model)
 {
     static const enum sys_call kinds[] = { SYS_ALLOC, SYS_OPEN, SYS_WRITE, SYS_FSYNC, SYS_RENAME,

@@ -26,8 +26,8 @@ static void rope_head(enum ops_dtype at, void *x, uint64_t first, uint64_t half,
 }
 
 /* The angle is a product of two fp32, and cos and sin are fp32 functions of it: so does
- * transformers, and its positions beyond 10^4 would not be met by a more exact angle. It then rounds
- * cos and sin to `at`; here nothing is rounded but the results. */
+ * transformers, and its positions beyond 10^4 would not be met by a more exact angle. It then
+ * rounds cos and sin to `at`; here nothing is rounded but the results. */
 void KERN_NAME(kern_rope)(const struct host_ctx *c, const struct ops_rope *a)
 {
     const uint64_t half = a->head_dim / 2;
