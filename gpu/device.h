@@ -72,9 +72,9 @@ struct dev_caps {
     enum dev_matmul matmul;     /* what was chosen: F32 or BF16 */
     double matmul_flops_per_s;  /* measured at open for the chosen arithmetic (0 if not measured) */
     uint32_t compute_threads;
-    uint64_t
-        library_bytes; /* host memory that the device's libraries take by themselves while operations run, beyond scratch; an
-                                   estimate from the shapes seen in prepare mode, 0 before */
+    uint64_t library_bytes; /* host memory that the device's libraries take by themselves while
+                             * operations run, beyond scratch; an estimate from the shapes seen in
+                             * prepare mode, 0 before */
     char numerics[160];         /* the device's part of the numerics key:
                                  * "host;isa=avx512;matmul=bf16;threads=2;onednn=2.6.3;tiles=1" */
 };

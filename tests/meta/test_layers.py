@@ -47,7 +47,7 @@ SYSTEM = [  # a library's header, and where it may be seen
     (r"jansson\.h", r"(base|formats|trainer)/"),
 ]
 LINES_MAX = 800
-COLUMNS_HABIT, COLUMNS_MAX = 100, 210      # the habit is counted, the limit is kept
+COLUMNS_HABIT, COLUMNS_MAX = 100, 160      # the habit is counted, the limit is kept
 FUNCTION_HABIT, FUNCTION_MAX = 70, 120
 
 # Library rooms ask the machine through base/sys.h, so that a test can fail each call. What may stand outside, and why.
