@@ -295,6 +295,25 @@ static stk_status open_files(struct loader *l, const json_t *doc)
     return STK_OK;
 }
 
+/* The parts of a numerics key ("name=value;...") that are not in another one, as a list for a
+ * sentence. */
+static void parts_without(const char *key, const char *other, char *buf, size_t size)
+{
+    size_t n = 0;
+    buf[0] = '\0';
+    while (*key) {
+        size_t len = strcspn(key, ";");
+        bool found = false;
+        for (const char *at = other; *at && !found; at += strcspn(at, ";"), at += *at == ';')
+            found = strcspn(at, ";") == len && strncmp(at, key, len) == 0;
+        if (!found && len > 0 && n + len + 3 < size)
+            n += (size_t)snprintf(buf + n, size - n, "%s%.*s", n ? ", " : "", (int)len, key);
+        key += len;
+        key += *key == ';';
+    }
+    if (n == 0) snprintf(buf, size, "nothing");
+}
+
 /* The checkpoint must be of this model and of this arithmetic; the first difference is named. */
 static stk_status agree(stk_engine *e, const char *path, const json_t *doc, bool any_numerics)
 {
@@ -327,13 +346,14 @@ static stk_status agree(stk_engine *e, const char *path, const json_t *doc, bool
         return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
                              "%s: was written with dtype %s, this run has %s: give --dtype %s",
                              path, dtype ? dtype : "unknown", own, dtype ? dtype : "bf16");
-    if (!any_numerics && (!key || strcmp(key, e->numerics)))
-        return stk_error_set(
-            &e->err, STK_ERR_CONFIG, 0,
-            "%s: was written under the numerics key \"%s\", this run has \"%s\": give the options "
-            "of the first run, or --any-numerics to go on with other bits",
-            path, key ? key : "", e->numerics);
-    return STK_OK;
+    if (any_numerics || (key && strcmp(key, e->numerics) == 0)) return STK_OK;
+    char there[256], here[256];
+    parts_without(key ? key : "", e->numerics, there, sizeof there);
+    parts_without(e->numerics, key ? key : "", here, sizeof here);
+    return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
+                         "%s: its numerics key has %s where this run has %s: give the options of "
+                         "the first run, or --any-numerics to go on with other bits",
+                         path, there, here);
 }
 
 static void take_counters(stk_engine *e, const json_t *doc)
