@@ -105,11 +105,12 @@ static stk_status stop_early(struct train *t, struct stk_error *err)
  * stays the run's. */
 static void rescue(struct train *t, uint64_t first)
 {
-    struct stk_error ignored = { 0 };
-    bool written = false;
     if (t->step == first || t->saved_step == t->step) return;
-    if (train_save(t, &written, &ignored) == STK_OK && written)
-        printf("the run ends with an error, but nothing is lost: go on with --resume\n");
+    if (train_rescue(t))
+        printf("checkpoint %s/step-%08" PRIu64 ": the run ends with an error, but nothing is lost\n",
+               t->ckpt_dir, t->step);
+    else
+        printf("no checkpoint of step %" PRIu64 " could be written either\n", t->step);
 }
 
 static stk_status run_steps(struct train *t, uint64_t first, struct stk_error *err)

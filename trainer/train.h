@@ -55,6 +55,9 @@ stk_status train_resume_load(struct train *t, struct stk_error *err); /* after r
 /* Writes a checkpoint. A full or failing disk is an alarm and no error (CKP-37); *written says
  * which. */
 stk_status train_save(struct train *t, bool *written, struct stk_error *err);
+/* After an error beside the training: a checkpoint of where the run is, without a word. False: not
+ * possible. */
+bool train_rescue(struct train *t);
 stk_status train_export(struct train *t, struct stk_error *err);
 stk_status train_dump_gradients(struct train *t, struct stk_error *err);
 /* How `out` stands: refuses foreign files and finished models. */

@@ -268,16 +268,27 @@ static char *client_json(const struct train *t)
     return text;
 }
 
-stk_status train_save(struct train *t, bool *written, struct stk_error *err)
+/* The engine's status; its sentence is stk_error_text. */
+static stk_status save_now(struct train *t)
 {
     char *client = client_json(t);
-    *written = false;
-    if (!client)
-        return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a checkpoint's description");
+    if (!client) return STK_ERR_NOMEM;
     pulse_phase(t->r.pulse, "writing a checkpoint", stk_save_bytes(t->r.e));
     stk_status st = stk_save(t->r.e, t->ckpt_dir, client, (uint32_t)t->o.keep_checkpoints);
     pulse_phase(t->r.pulse, NULL, 0);
     free(client);
+    if (st == STK_OK) t->saved_step = t->step;
+    return st;
+}
+
+bool train_rescue(struct train *t) { return save_now(t) == STK_OK; }
+
+stk_status train_save(struct train *t, bool *written, struct stk_error *err)
+{
+    *written = false;
+    stk_status st = save_now(t);
+    if (st == STK_ERR_NOMEM && !stk_error_text(t->r.e)[0])
+        return stk_error_set(err, st, 0, "no memory for a checkpoint's description");
     if (st == STK_ERR_NOSPACE ||
         (st == STK_ERR_IO && strstr(stk_error_text(t->r.e), t->ckpt_dir))) {
         fflush(stdout);
@@ -287,7 +298,6 @@ stk_status train_save(struct train *t, bool *written, struct stk_error *err)
     }
     STK_TRY(run_engine(&t->r, st, err));
     *written = true;
-    t->saved_step = t->step;
     printf("checkpoint %s/step-%08" PRIu64 "\n", t->ckpt_dir, t->step);
     return STK_OK;
 }
