@@ -143,6 +143,7 @@ static stk_status open_machine(stk_engine *e)
     exec_event_init(e->ex, &e->visit_event);
     exec_event_init(e->ex, &e->run_event);
     exec_event_init(e->ex, &e->update_event);
+    exec_event_init(e->ex, &e->wait_event);
     exec_task_init(&e->pump_task, run_pump, e);
     static const enum dev_kind kinds[] = { DEV_HOST, DEV_HOST_DISCRETE, DEV_SIM };
     static const enum dev_matmul products[] = { DEV_MATMUL_AUTO, DEV_MATMUL_F32, DEV_MATMUL_BF16 };

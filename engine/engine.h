@@ -118,7 +118,7 @@ struct stk_engine {
                                          * blocks of backward have the cores to themselves */
     struct io *io;
     struct store *store;
-    struct exec_task io_task, pump_task, begin_task, stop_task;
+    struct exec_task io_task, pump_task, begin_task, stop_task, wait_task;
     const struct adam_kernel *adam;
 
     /* layout and memory */
@@ -157,7 +157,8 @@ struct stk_engine {
     _Atomic uint32_t want;          /* visits the application has asked for so far in this run */
     _Atomic bool failed;
     struct stk_error fail;          /* valid once `failed` */
-    struct exec_event visit_event, run_event, update_event;
+    struct exec_event visit_event, run_event, update_event, wait_event;
+    char wait_text[160]; /* what a stalled run waits for; written on the lane, read after wait_event */
     _Atomic bool stuck;             /* own order: the wanted visit can only come when a held one
                                      * goes */
     _Atomic uint32_t held_visits;          /* own order: planned visits that the client has not

@@ -303,8 +303,8 @@ void run_start(stk_engine *e, const struct plan *p, uint32_t parts, uint32_t hol
     exec_post(e->lane, &e->begin_task);
 }
 
-/* The oldest thing in flight, in words: what a stalled run waits for. */
-static void describe_wait(const stk_engine *e, char *buf, size_t size)
+/* Engine lane: the oldest thing in flight, in words: what a stalled run waits for. */
+static void find_wait(const stk_engine *e, char *buf, size_t size)
 {
     const struct eng_run *r = &e->run;
     for (uint32_t i = 0; i < r->plan->n_nodes; i++) {
@@ -315,6 +315,24 @@ static void describe_wait(const stk_engine *e, char *buf, size_t size)
         return;
     }
     snprintf(buf, size, "nothing is in flight and nothing can start");
+}
+
+static void describe_on_lane(void *engine)
+{
+    stk_engine *e = engine;
+    find_wait(e, e->wait_text, sizeof e->wait_text);
+    exec_event_set(&e->wait_event);
+}
+
+/* Application's thread: the lane owns the run, so it is asked. */
+static const char *describe_wait(stk_engine *e)
+{
+    exec_event_reset(&e->wait_event);
+    exec_task_init(&e->wait_task, describe_on_lane, e);
+    exec_post(e->lane, &e->wait_task);
+    if (exec_event_wait(&e->wait_event, exec_now_ns(e->ex) + 5000000000u, NULL) != STK_OK)
+        return "the engine lane does not answer";
+    return e->wait_text;
 }
 
 stk_status run_wait(stk_engine *e, struct exec_event *ev)
@@ -330,8 +348,7 @@ stk_status run_wait(stk_engine *e, struct exec_event *ev)
         }
         if (st == STK_OK) return STK_OK;
         if (exec_now_ns(e->ex) >= deadline && atomic_load(&e->progress) != seen) continue;
-        char what[160];
-        describe_wait(e, what, sizeof what);
+        const char *what = describe_wait(e);
         e->state = ENG_FAILED;
         return stk_error_set(&e->err, STK_ERR_STALLED, 0,
                              "the step stopped moving: %s (%s); resume from the last checkpoint",
