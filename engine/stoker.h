@@ -128,7 +128,7 @@ typedef struct stk_config {
     const void *sim_disk;         /* struct io_sim_cfg (nvme/io_sim.h) with STK_STORAGE_SIM;
                                    * borrowed until stk_close */
     const void *sim_model;        /* struct dev_model (gpu/device.h) with STK_DEVICE_SIM, or NULL */
-    uint32_t chunk_elems;         /* 0: 524288. A multiple of 64. Part of the numerics (order of the
+    uint32_t chunk_elems;         /* 0: 524288. A multiple of 2048. Part of the numerics (order of the
                                    * norm's sums) */
     double loss_scale;            /* fp16: first value; 0: 65536 */
     uint32_t loss_scale_window;   /* fp16: steps without overflow before it doubles; 0: 1000 */

@@ -19,7 +19,8 @@ struct model_key {
 
 /* NULL: unknown key. */
 const struct model_key *model_key_find(const char *name);
-/* Refuses unknown keys and keys with an effect that is not implemented; `where` is the file. */
+/* Refuses unknown keys and keys that would change the mathematics in a way that is not computed
+ * here; `where` is the file. */
 stk_status model_keys_check(const char *where, json_t *doc, enum model_family family,
                             struct stk_error *err);
 
