@@ -141,6 +141,19 @@ typedef struct stk_config {
     bool poison;                  /* tests: fresh device memory is NaN */
     uint64_t stall_ns;            /* longest wait without any progress before STK_ERR_STALLED; 0:
                                    * 120 s. Simulation: virtual time */
+    /* drives */
+    double nvme_weights[STK_NVME_MAX]; /* share of each folder; all 0: measured when there are
+                                        * several */
+    uint64_t measure_ns;          /* time given to measuring each drive at seal; 0: a second when
+                                   * there are several folders or a step moves more than 4 GiB, else
+                                   * none; UINT64_MAX: never */
+    /* durable steps (below) */
+    bool durable;                 /* reserve room for them: the parameters and the optimizer state
+                                   * must lie on NVMe (`auto` then does), twice */
+    char run_id[17];              /* names the run's folders on the drives: 16 of 0-9a-f; "": random.
+                                   * A later process finds the run's durable steps by it */
+    bool adopt;                   /* take over what a dead process of this run_id left; see
+                                   * stk_resume_durable */
 } stk_config;
 
 /* Fills defaults: host, auto everywhere, adamw 0.9 0.999 1e-8 0.01, clip 1.0, one micro-batch,
@@ -283,6 +296,9 @@ typedef struct stk_step_stats {
     uint64_t nvme_read_bytes, nvme_write_bytes, copy_in_bytes, copy_out_bytes;
     uint64_t param_fetch_bytes;   /* parameters brought to cache or device */
     uint64_t departures;          /* own order: visits served on demand in this step */
+    uint64_t durable_step;        /* newest step that a crash cannot take; 0: none */
+    uint64_t nvme_read_p99_ns;    /* latency of reads from NVMe in this step; 0: none */
+    uint64_t nvme_busy_ns;        /* time in this step with at least one transfer in flight */
 } stk_step_stats;
 
 stk_status stk_step_begin(stk_engine *e, const stk_step *s);
@@ -327,6 +343,105 @@ stk_status stk_restore(stk_engine *e, const char *path, bool any_numerics, char 
 /* Newest complete checkpoint in dir: allocated path, or STK_END. Needs no engine. */
 stk_status stk_newest_checkpoint(const char *dir, char **path, uint64_t *step);
 void stk_free(void *p);
+
+/* --- durable steps: config.durable ------------------------------------------------------------- */
+
+/* Between steps: the step that just ended shall survive a crash. Its counters and `client_json` are
+ * taken now; the state follows when that step's update has been written (chase: under the next
+ * step's forward) and flushed, without stopping the run; the slots of the durable step before stay
+ * until then. A second call before that happened waits for the first. STK_ERR_STATE: not configured.
+ * A failure (drive full cannot be: everything is reserved) is reported by the next call that waits,
+ * once, as STK_ERR_IO; the run may go on, with the older durable step. */
+stk_status stk_durable(stk_engine *e, const char *client_json);
+/* [waits] Until the durable step asked for last is on the drives (flushes a pending update). */
+stk_status stk_durable_wait(stk_engine *e);
+/* Durable steps that a dead process left on these folders: *step, *client_json (stk_free; may be
+ * NULL), *where: a sentence for a person (stk_free; may be NULL). run_id "": any run, the newest.
+ * Needs no engine, changes nothing. STK_END: none. STK_ERR_STATE: its run is alive. STK_ERR_CORRUPT:
+ * something is there, and damaged; the text is in *where. */
+stk_status stk_find_durable(const char *const *nvme, uint32_t n, const char *run_id, uint64_t *step,
+                            char **client_json, char **where);
+/* Removes them (a person's decision). *where as above on errors. */
+stk_status stk_discard_found(const char *const *nvme, uint32_t n, const char *run_id, char **where);
+/* [waits] After a seal with config.adopt: goes on from the durable step; errors and client_json as
+ * stk_restore. A client that restores a newer checkpoint instead calls stk_restore: the durable step
+ * stays until the next one is complete. */
+stk_status stk_resume_durable(stk_engine *e, bool any_numerics, char **client_json);
+/* stk_close removes the run's folders even if they hold a durable step. For the end of a run whose
+ * result lies elsewhere. */
+void stk_discard_durable(stk_engine *e);
+
+/* --- drives ------------------------------------------------------------------------------------ */
+
+typedef struct stk_drive {
+    const char *path, *device, *model;      /* "" unknown; valid until stk_close */
+    double weight;                          /* share of the bytes, 0..1 */
+    double read_bytes_per_s, write_bytes_per_s, both_bytes_per_s; /* measured at seal; 0: not */
+    uint64_t read_p99_ns, mixed_read_p99_ns;
+    uint64_t step_read_bytes, step_write_bytes; /* planned, of one step */
+    double written_bytes, endurance_bytes;  /* of its life so far, and the estimate of all of it; 0:
+                                             * unknown */
+    uint32_t percentage_used;               /* UINT32_MAX: unknown */
+    int temperature_c;                      /* INT32_MIN: unknown */
+} stk_drive;
+/* After seal. False: no folder i. */
+bool stk_drive_info(const stk_engine *e, uint32_t i, stk_drive *out);
+
+/* --- the extent store alone: swap your own buffers ------------------------------------------------
+ * Items of fixed sizes that do not fit memory lie on one or several drives, striped, with checksum
+ * and version; transfers run beside your computation. One application thread per store. */
+
+typedef struct stk_store stk_store;
+typedef struct stk_store_config {
+    size_t size;                    /* set by stk_store_config_init */
+    const char *nvme[STK_NVME_MAX]; /* folders; NULL ends */
+    double nvme_weights[STK_NVME_MAX]; /* all 0: equal */
+    uint32_t n_items;
+    const uint64_t *item_bytes;     /* borrowed until stk_store_open returns */
+    uint64_t buffer_bytes;          /* host memory for writes behind and reads ahead; at least twice
+                                     * the largest item (rounded to 4096). 0: eight times */
+    stk_storage storage;
+    bool no_checksums;
+    bool durable;                   /* stk_store_commit may be called: twice the room on the drives */
+    char run_id[17];                /* as in stk_config */
+    bool adopt;                     /* go on from the durable step that run_id left */
+    uint64_t payload_max_bytes;     /* durable: most bytes of a commit's payload; 0: 4096 */
+    const void *sim_disk;           /* struct io_sim_cfg with STK_STORAGE_SIM */
+    bool simulate;
+    uint64_t seed;
+} stk_store_config;
+void stk_store_config_init(stk_store_config *c, size_t size);
+
+/* [waits] Reserves all memory and disk space, or refuses with the numbers. On error *out still holds
+ * the sentence unless memory for it was missing (NULL). */
+stk_status stk_store_open(const stk_store_config *c, stk_store **out);
+const char *stk_store_error(const stk_store *s);
+/* Copies the item's bytes and returns; [waits] only for room in the buffers. The write runs behind.
+ * An error of an earlier write is reported by the next call, names the item, and the store is
+ * FAILED: only close is allowed. */
+stk_status stk_store_put(stk_store *s, uint32_t item, const void *data);
+/* [waits] The item's newest bytes: from a buffer if they are there (prefetched, or still being
+ * written), else from its drive; verified. STK_ERR_STATE: never written. */
+stk_status stk_store_get(stk_store *s, uint32_t item, void *data);
+/* Begins to read ahead. STK_BUSY: no buffer free now (nothing happens). */
+stk_status stk_store_prefetch(stk_store *s, uint32_t item);
+/* [waits] Every put is on its drive, flushed. */
+stk_status stk_store_flush(stk_store *s);
+/* [waits] Everything put so far, with `payload`, is what a later process finds after a crash. */
+stk_status stk_store_commit(stk_store *s, uint64_t step, const void *payload,
+                            uint64_t payload_bytes);
+/* After an open with `adopt`, or after a commit: the durable step and its payload (valid until the
+ * next commit or close). STK_END: none. */
+stk_status stk_store_durable(const stk_store *s, uint64_t *step, const void **payload,
+                             uint64_t *payload_bytes);
+typedef struct stk_store_stats {
+    uint64_t put_bytes, get_bytes, read_bytes, write_bytes, hits, misses, waits, wait_ns;
+} stk_store_stats;
+void stk_store_stats_read(const stk_store *s, stk_store_stats *out);
+const char *stk_store_describe(const stk_store *s);
+/* [waits] for what is in flight. Removes the files unless a durable step is on them and `discard` is
+ * false. NULL allowed. */
+void stk_store_close(stk_store *s, bool discard);
 
 /* --- for clients that use stoker's operations ------------------------------------------------- */
 struct dev *stk_device(stk_engine *e);
