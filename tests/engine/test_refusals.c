@@ -55,6 +55,21 @@ TEST(mem_02_device_budget_below_one_blocks_working_set)
     refused(&t, STK_ERR_NOMEM, "--device-memory", "MiB", "--");
 }
 
+/* An option that is in force already is no advice. */
+TEST(mem_02_refusal_names_only_what_would_help)
+{
+    struct toy t;
+    toy_init(&t, 3, 2);
+    world_place(&t, WORLD_NVME);
+    t.cfg.device_memory = 1u << 20;
+    t.cfg.accumulate = STK_ACCUMULATE_LAYER;
+    t.cfg.prefetch = 0;
+    stk_status st = toy_open(&t);
+    CHECK(st == STK_ERR_NOMEM && !strstr(stk_error_text(t.e), "--accumulate layer") &&
+          !strstr(stk_error_text(t.e), "--prefetch 0"));
+    stk_close(t.e);
+}
+
 TEST(mem_02_host_budget_below_what_is_needed)
 {
     struct toy t;
