@@ -254,7 +254,7 @@ static void measure_for_ever(struct mworld *w, int tell)
 TEST(measure_leaves_nothing_when_killed)
 {
     struct mworld w;
-    int ends[2], status;
+    int ends[2], status = 0;
     char told;
     REQUIRE(mworld_real(&w, IO_POSIX) && pipe(ends) == 0);
     pid_t child = fork();
