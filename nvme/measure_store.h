@@ -21,8 +21,8 @@ struct measure_store_cfg {
 };
 
 /* Runs afterwards may change mode, random, seed, times, bytes_max and stop, and take a smaller
- * depth; the rest stays as it was here (STK_ERR_CONFIG). A get whose checksum does not fit counts in
- * verify_failures, and the run goes on. After STK_ERR_STALLED only measure_close is possible
+ * depth; the rest stays as it was here (STK_ERR_CONFIG). A get whose checksum does not fit counts
+ * in verify_failures, and the run goes on. After STK_ERR_STALLED only measure_close is possible
  * (STK_ERR_STATE). */
 stk_status measure_store_open(const struct measure_store_cfg *cfg, struct measure **out,
                               struct stk_error *err);
