@@ -2,8 +2,8 @@
  *
  * A MEASUREMENT is one pattern on one or several files through an `io` of its own, for a given
  * time: throughput and a histogram of latencies. `stoker bench nvme` sweeps with it; the engine
- * probes each drive with it before it weighs them. It knows nothing of fio, tables of results or verdicts
- * (bench/), and nothing of what training will do with the figures.
+ * probes each drive with it before it weighs them. It knows nothing of fio, tables of results or
+ * verdicts (bench/), and nothing of what training will do with the figures.
  *
  * HOW TIME IS TAKEN. From the first submit to the last completion, writes with the flush that
  * follows them (BEN-04); the ramp (`ramp_ns`) is moved but not counted. Files are preallocated and

@@ -134,6 +134,7 @@ static stk_status open_store(struct measure *m, const struct measure_store_cfg *
                          .lane = t->lane,
                          .notify = &t->notify,
                          .depth = c->depth,
+                         .workers = c->depth < 64 ? c->depth : 64,
                          .buffered = c->buffered,
                          .no_registration = c->no_registration,
                          .sim = sim };
