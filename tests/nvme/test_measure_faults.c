@@ -341,6 +341,8 @@ static void store_modes(struct mworld *w, bool no_checksums, bool sim)
     w->cfg.verify = true;
     CHECK(measure_run(m, &w->cfg, &w->r, &w->err) == STK_ERR_CONFIG);
     w->cfg.verify = false;
+    w->cfg.depth++;
+    CHECK(measure_run(m, &w->cfg, &w->r, &w->err) == STK_ERR_CONFIG);
     measure_close(m);
 }
 
