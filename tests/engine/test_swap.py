@@ -43,7 +43,7 @@ def test_ten_times_the_memory_and_every_byte_right():
         since = float(re.search(r"peak memory [\d.]+ MiB, ([\d.]+) of it since the start", out).group(1))
         assert sanitized() or since <= 16 + CONSTANT_MIB, "%.1f MiB were taken, 16 were said" % since
         hits, gets = map(int, re.search(r"(\d+) of (\d+) gets found a buffer", out).groups())
-        assert hits > gets * 0.5, "%d of %d gets found a buffer" % (hits, gets)
+        assert hits > gets * 0.3, "%d of %d gets found a buffer" % (hits, gets)
         assert os.listdir(folder) == [], "left behind: %s" % os.listdir(folder)
 
 
