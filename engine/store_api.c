@@ -95,6 +95,28 @@ static stk_status check_config(stk_store *s)
 
 /* --- memory ----------------------------------------------------------------------------------- */
 
+static void store_config(const stk_store *s, struct store_cfg *out)
+{
+    const stk_store_config *c = &s->cfg;
+    const struct io_sim_cfg *sim = c->sim_disk;
+    *out = (struct store_cfg){ .io = s->io,
+                               .ex = s->ex,
+                               .lane = s->lane,
+                               .n_paths = s->n_paths,
+                               .n_extents = c->n_items,
+                               .extent_bytes = c->item_bytes,
+                               .room = c->durable ? 2 : 1,
+                               .no_checksums = c->no_checksums,
+                               .sim_disk = sim ? sim->disk : NULL,
+                               .payload_max_bytes = c->durable ? s->payload_max : 0,
+                               .adopt = c->adopt };
+    memcpy(out->run_id, c->run_id, sizeof out->run_id);
+    for (uint32_t i = 0; i < s->n_paths; i++) {
+        out->paths[i] = s->paths[i];
+        out->weights[i] = c->nvme_weights[i];
+    }
+}
+
 /* How many buffers, and what all of it takes. Refused with the numbers when the buffers cannot
  * guarantee progress or the machine does not have the memory. */
 static stk_status plan_memory(stk_store *s)
@@ -117,7 +139,10 @@ static stk_status plan_memory(stk_store *s)
     s->n_buffers = (uint32_t)n;
     s->n_transfers = (s->n_buffers < SWAP_TRANSFERS_MAX ? s->n_buffers : SWAP_TRANSFERS_MAX) + 1;
     s->memory_bytes = s->n_buffers * s->buffer_bytes;
-    s->table_bytes = c->n_items * (2 * sizeof(uint64_t) + sizeof(uint32_t)) +
+    struct store_cfg sc;
+    store_config(s, &sc);
+    s->table_bytes = store_memory_bytes(&sc) +
+                     c->n_items * (2 * sizeof(uint64_t) + sizeof(uint32_t)) +
                      s->n_buffers * sizeof *s->buffers + s->n_transfers * sizeof *s->transfers +
                      (c->durable ? s->payload_max : 0);
     struct mem_limits lim;
@@ -188,23 +213,8 @@ static stk_status open_machine(stk_store *s)
 static stk_status open_store(stk_store *s)
 {
     const stk_store_config *c = &s->cfg;
-    const struct io_sim_cfg *sim = c->sim_disk;
-    struct store_cfg sc = { .io = s->io,
-                            .ex = s->ex,
-                            .lane = s->lane,
-                            .n_paths = s->n_paths,
-                            .n_extents = c->n_items,
-                            .extent_bytes = s->item_bytes,
-                            .room = c->durable ? 2 : 1,
-                            .no_checksums = c->no_checksums,
-                            .sim_disk = sim ? sim->disk : NULL,
-                            .payload_max_bytes = c->durable ? s->payload_max : 0,
-                            .adopt = c->adopt };
-    memcpy(sc.run_id, c->run_id, sizeof sc.run_id);
-    for (uint32_t i = 0; i < s->n_paths; i++) {
-        sc.paths[i] = s->paths[i];
-        sc.weights[i] = c->nvme_weights[i];
-    }
+    struct store_cfg sc;
+    store_config(s, &sc);
     if (c->adopt) STK_TRY(swap_adopt(s, sc.sim_disk, &s->err));
     STK_TRY(store_open(&sc, &s->store, &s->err));
     for (uint32_t i = 0; i < c->n_items; i++) s->versions[i] = store_version(s->store, i);

@@ -47,15 +47,20 @@ static uint64_t word_of(uint64_t item, uint64_t k, uint64_t pass)
 /* Checks that the item is as `pass` left it and makes it what pass + 1 leaves. True: it was. */
 static bool work_on(struct swap *w, uint32_t item, uint64_t pass)
 {
-    uint64_t n = w->bytes[item], wrong = 0;
-    for (uint64_t k = 0; k * 8 < n; k++) {
-        uint64_t v = word_of(item, k, pass), next = word_of(item, k, pass + 1);
-        size_t m = n - k * 8 < 8 ? (size_t)(n - k * 8) : 8;
-        wrong += pass > 0 && memcmp(w->work + k * 8, &v, m) != 0;
-        memcpy(w->work + k * 8, &next, m);
+    uint64_t n = w->bytes[item], whole = n / 8, wrong = 0, v;
+    for (uint64_t k = 0; k < whole; k++) {
+        memcpy(&v, w->work + k * 8, 8);
+        wrong += v != word_of(item, k, pass);
+        v = word_of(item, k, pass + 1);
+        memcpy(w->work + k * 8, &v, 8);
     }
-    if (wrong) fprintf(stderr, "item %u: %llu words are wrong\n", item, (unsigned long long)wrong);
-    return wrong == 0;
+    v = word_of(item, whole, pass);
+    wrong += memcmp(w->work + whole * 8, &v, n % 8) != 0;
+    v = word_of(item, whole, pass + 1);
+    memcpy(w->work + whole * 8, &v, n % 8);
+    if (pass > 0 && wrong > 0)
+        fprintf(stderr, "item %u: %llu words are wrong\n", item, (unsigned long long)wrong);
+    return pass == 0 || wrong == 0; /* before the first pass there is nothing */
 }
 
 static double now(void)

@@ -15,7 +15,7 @@ import traceback
 SWAP = sys.argv.pop(1)
 SEED = int(os.environ.get("STK_SEED", "20261130"))
 # Beside the buffers and one item: tables, rings, stacks, and pages of libraries that are touched first during the run.
-CONSTANT_MIB = 12
+CONSTANT_MIB = 6
 
 
 class Skip(Exception):
