@@ -181,6 +181,7 @@ static stk_status reserve(stk_store *s)
         s->versions[i] = SWAP_NEVER;
         s->buffer_of[i] = SWAP_NONE;
     }
+    s->latest = SWAP_NONE;
     swap_buffers_init(s);
     return STK_OK;
 }
@@ -348,6 +349,7 @@ stk_status stk_store_put(stk_store *s, uint32_t item, const void *data)
     memcpy(b->mem, data, s->item_bytes[item]);
     s->turns++;
     s->stats.put_bytes += s->item_bytes[item];
+    if (s->latest == item) s->latest = SWAP_NONE;
     swap_begin(s, item, true, IO_WRITE_BACK, b, NULL);
     return STK_OK;
 }
@@ -405,8 +407,10 @@ stk_status stk_store_get(stk_store *s, uint32_t item, void *data)
             st = get_from_buffer(s, call, item, b, data);
         }
     }
-    if (st == STK_OK) s->stats.get_bytes += bytes;
-    return st;
+    if (st != STK_OK) return st;
+    s->latest = item;
+    s->stats.get_bytes += bytes;
+    return STK_OK;
 }
 
 stk_status stk_store_prefetch(stk_store *s, uint32_t item)

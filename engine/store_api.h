@@ -84,6 +84,7 @@ struct stk_store {
     uint64_t memory_bytes, table_bytes;
     struct swap_buffer *buffers;
     uint32_t n_buffers, n_wanted, wanted_max, n_writing;
+    uint32_t latest;              /* item got last and not put since; SWAP_NONE */
     struct swap_list empty, used, ahead; /* used, ahead: longest ago first */
     struct swap_transfer *transfers, *idle;
     uint32_t n_transfers, n_under_way;
@@ -126,8 +127,9 @@ uint32_t swap_harvest(stk_store *s);
 stk_status swap_wait(stk_store *s, const char *call, uint32_t item);
 /* The buffer that holds `item`, or NULL. */
 struct swap_buffer *swap_find(stk_store *s, uint32_t item);
-/* A buffer for `item`, in no list: an empty one, else the one used longest ago, else one that was
- * prefetched and not used yet. NULL: every one has a transfer. `spare`: never what was prefetched. */
+/* A buffer for `item`, in no list: an empty one, else the one used longest ago, else, with no write
+ * under way, one that was prefetched and not used yet. NULL: there is something to wait for. `spare`:
+ * never what was prefetched or got last. */
 struct swap_buffer *swap_take(stk_store *s, uint32_t item, bool spare);
 /* Takes the item's own buffer out of its list, to be written to. */
 void swap_claim(stk_store *s, struct swap_buffer *b);

@@ -62,7 +62,10 @@ struct swap_buffer *swap_take(stk_store *s, uint32_t item, bool spare)
 {
     STK_ASSERT(s->buffer_of[item] == SWAP_NONE); /* INV-1 */
     struct swap_buffer *b = s->used.first;
-    if (!b && !spare) b = s->ahead.first;
+    /* what was got last may be worked on, and then put */
+    if (spare && b && b->item == s->latest) b = b->next;
+    /* What was prefetched last is needed last; while something is written, its buffer is awaited. */
+    if (!b && !spare && s->n_writing == 0) b = s->ahead.last;
     if (!s->empty.first && b) swap_drop(s, b);
     b = s->empty.first;
     if (!b) return NULL;
