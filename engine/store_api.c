@@ -2,8 +2,8 @@
  * (engine/stoker.h, stk_store_*).
  *
  * Owns the store object, its execution, lane, io and memory, and the order in which they are opened
- * and closed. Buffers and transfers: store_buffers.c; commits: store_durable.c. Must not know blocks,
- * chunks and plans. Runs on the application's thread; only on_io and the flush run on the lane. */
+ * and closed. Buffers and transfers: store_buffers.c; commits: store_durable.c. Must not know
+ * blocks, chunks and plans. Runs on the application's thread; only on_io and the flush run on the lane. */
 #include "engine/store_api.h"
 #include "base/mem.h"
 #include "base/sys.h"
@@ -88,8 +88,8 @@ static stk_status check_config(stk_store *s)
     for (uint32_t i = 0; i < c->n_items; i++)
         if (c->item_bytes[i] == 0 || c->item_bytes[i] > INT64_MAX / 16)
             return stk_error_set(err, STK_ERR_CONFIG, 0,
-                                 "item %u has %llu bytes: 1 up to what a disk holds are possible", i,
-                                 (unsigned long long)c->item_bytes[i]);
+                                 "item %u has %llu bytes: 1 up to what a disk holds are possible",
+                                 i, (unsigned long long)c->item_bytes[i]);
     return check_durable(s);
 }
 
@@ -447,8 +447,8 @@ static void flush_done(struct io_req *req)
     uint32_t k = (uint32_t)(req - s->flushes);
     if (req->status != STK_OK)
         stk_error_set(&s->flush_error, req->status, req->os_errno,
-                      "%s: flushing the store's file failed: %s; what was put may be lost: close the "
-                      "store, see the kernel log for the drive's state",
+                      "%s: flushing the store's file failed: %s; what was put may be lost: close "
+                      "the store, see the kernel log for the drive's state",
                       s->paths[k], req->os_errno ? strerror(req->os_errno) : "it was cancelled");
     flush_ended(s);
 }

@@ -16,8 +16,8 @@
  * INV-4  With no transfer under way every buffer can be taken: whoever waits for room is served.
  *
  * A TRANSFER is handed to the lane as a task; the lane calls the store and, when the operation is
- * done, pushes the transfer on a stack that the application's thread empties (swap_harvest). Nothing
- * else is shared between the two threads. Nothing is allocated after open. */
+ * done, pushes the transfer on a stack that the application's thread empties (swap_harvest).
+ * Nothing else is shared between the two threads. Nothing is allocated after open. */
 #ifndef ENGINE_STORE_API_H
 #define ENGINE_STORE_API_H
 
@@ -116,7 +116,7 @@ static inline uint64_t swap_round(uint64_t n)
     return (n + STORE_ALIGN - 1) & ~(uint64_t)(STORE_ALIGN - 1);
 }
 
-/* --- store_buffers.c; application's thread ------------------------------------------------------ */
+/* --- store_buffers.c; application's thread ---------------------------------------------------- */
 
 /* Links buffers and transfers that have been allocated. */
 void swap_buffers_init(stk_store *s);
@@ -128,8 +128,8 @@ stk_status swap_wait(stk_store *s, const char *call, uint32_t item);
 /* The buffer that holds `item`, or NULL. */
 struct swap_buffer *swap_find(stk_store *s, uint32_t item);
 /* A buffer for `item`, in no list: an empty one, else the one used longest ago, else, with no write
- * under way, one that was prefetched and not used yet. NULL: there is something to wait for. `spare`:
- * never what was prefetched or got last. */
+ * under way, one that was prefetched and not used yet. NULL: there is something to wait for.
+ * `spare`: never what was prefetched or got last. */
 struct swap_buffer *swap_take(stk_store *s, uint32_t item, bool spare);
 /* Takes the item's own buffer out of its list, to be written to. */
 void swap_claim(stk_store *s, struct swap_buffer *b);
@@ -139,16 +139,17 @@ void swap_touch(stk_store *s, struct swap_buffer *b);
 void swap_drop(stk_store *s, struct swap_buffer *b);
 /* What was prefetched long ago and never asked for stops to count as wanted. */
 void swap_forget_stale(stk_store *s);
-/* Hands a transfer of `item` to the lane; there must be an idle one. `b` NULL: a get into `direct`. */
+/* Hands a transfer of `item` to the lane; there must be an idle one. `b` NULL: a get into
+ * `direct`. */
 void swap_begin(stk_store *s, uint32_t item, bool put, enum io_class cls, struct swap_buffer *b,
                 void *direct);
 
-/* --- store_durable.c; application's thread ------------------------------------------------------ */
+/* --- store_durable.c; application's thread ---------------------------------------------------- */
 
 /* Before the store is opened with `adopt`: keeps step and payload of what is there. */
 stk_status swap_adopt(stk_store *s, struct io_sim_disk *disk, struct stk_error *err);
 
-/* --- store_api.c -------------------------------------------------------------------------------- */
+/* --- store_api.c ------------------------------------------------------------------------------ */
 
 /* Refuses a call on what cannot be used: NULL, not opened, FAILED, a child of fork. */
 stk_status swap_enter(stk_store *s, const char *call);

@@ -64,7 +64,7 @@ struct swap_buffer *swap_take(stk_store *s, uint32_t item, bool spare)
     struct swap_buffer *b = s->used.first;
     /* what was got last may be worked on, and then put */
     if (spare && b && b->item == s->latest) b = b->next;
-    /* What was prefetched last is needed last; while something is written, its buffer is awaited. */
+    /* What was prefetched last is needed last; a buffer that is being written is waited for. */
     if (!b && !spare && s->n_writing == 0) b = s->ahead.last;
     if (!s->empty.first && b) swap_drop(s, b);
     b = s->empty.first;
@@ -89,8 +89,8 @@ void swap_touch(stk_store *s, struct swap_buffer *b)
 
 void swap_forget_stale(stk_store *s)
 {
-    /* In order of prefetching and arrival: whoever reads ahead uses what it asked for within as many
-     * turns as there are buffers. */
+    /* In order of prefetching and arrival: whoever reads ahead uses what it asked for within as
+     * many turns as there are buffers. */
     while (s->ahead.first && s->turns - s->ahead.first->turn > 4ull * s->n_buffers)
         swap_touch(s, s->ahead.first);
 }
@@ -247,8 +247,8 @@ static stk_status stalled(stk_store *s, const char *call, uint32_t item, uint64_
 
 stk_status swap_wait(stk_store *s, const char *call, uint32_t item)
 {
-    /* Wait, then reset, then look: what is finished after the look sets the event again, so the next
-     * wait ends at once. */
+    /* Wait, then reset, then look: what is finished after the look sets the event again, so the
+     * next wait ends at once. */
     uint64_t begun = exec_now_ns(s->ex);
     stk_status st = exec_event_wait(&s->progress, begun + SWAP_STALL_NS, NULL);
     exec_event_reset(&s->progress);

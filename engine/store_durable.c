@@ -60,8 +60,8 @@ static stk_status check_commit(stk_store *s, const void *payload, uint64_t paylo
                              "stk_store_commit: the store was opened without `durable`");
     if (payload_bytes > s->payload_max || (payload_bytes && !payload))
         return stk_error_set(&s->err, STK_ERR_CONFIG, 0,
-                             "stk_store_commit: a payload of %llu bytes at %p; payload_max_bytes is "
-                             "%llu",
+                             "stk_store_commit: a payload of %llu bytes at %p; payload_max_bytes "
+                             "is %llu",
                              (unsigned long long)payload_bytes, payload,
                              (unsigned long long)s->payload_max);
     return STK_OK;

@@ -7,8 +7,8 @@
  *     swap [--memory MIB] [--times N] [--passes N] [--durable] [--resume] [--keep] [FOLDER...]
  *
  * --memory 64, --times 10 (so many times the memory lie on disk), --passes 4. FOLDER: one per drive
- * (default: the current one). --durable: every pass is committed; a kill at any moment loses at most
- * the pass that was running, and --resume goes on from there. --keep: leave the last pass on disk.
+ * (default: the current one). --durable: every pass is committed; a kill at any moment loses at
+ * most the pass that was running, and --resume goes on from there. --keep: leave the last pass on disk.
  * Exit code 0: every byte was right; 1: not, or an error; 2: bad use. See README.md. */
 #include "engine/stoker.h"
 #include <stdio.h>
@@ -109,7 +109,10 @@ static int run_pass(struct swap *w, uint64_t pass, bool last_look)
                 ahead++;
             }
         }
-        if (!work_on(w, item, pass)) return 1;
+        if (!work_on(w, item, pass)) {
+            stk_store_close(w->s, false);
+            return 1;
+        }
         if (!last_look && stk_store_put(w->s, item, w->work) != STK_OK) return failed(w, "put");
     }
     return 0;
@@ -179,6 +182,30 @@ static void report(const struct swap *w, double seconds, double start_mib)
            memory_mib("VmHWM") - start_mib);
 }
 
+static int run(struct swap *w, const struct options *o, double start_mib)
+{
+    if (!make_items(w, o)) return fprintf(stderr, "swap: no memory\n"), 1;
+    if (open_store(w, o, o->resume) != STK_OK) return failed(w, "open");
+    uint64_t pass = 0;
+    if (o->resume && stk_store_durable(w->s, &pass, NULL, NULL) == STK_OK)
+        printf("resumed after pass %llu\n", (unsigned long long)pass);
+    printf("%u items, %.0f MiB in %llu MiB of memory; %s\n", w->n_items,
+           (double)w->total / (1 << 20), (unsigned long long)o->memory, stk_store_describe(w->s));
+    double begun = now();
+    for (; pass < o->passes; pass++) {
+        if (run_pass(w, pass, false) != 0) return 1;
+        if (o->durable && stk_store_commit(w->s, pass + 1, NULL, 0) != STK_OK)
+            return failed(w, "commit");
+        printf("pass %llu done\n", (unsigned long long)pass + 1);
+        fflush(stdout);
+    }
+    if (run_pass(w, pass, true) != 0) return 1; /* what the last one left */
+    report(w, now() - begun, start_mib);
+    stk_store_close(w->s, !o->keep);
+    printf("every byte was right\n");
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     struct options o;
@@ -189,26 +216,8 @@ int main(int argc, char **argv)
                         "[--resume] [--keep] [FOLDER...]\n");
         return 2;
     }
-    if (!make_items(&w, &o)) return fprintf(stderr, "swap: no memory\n"), 1;
-    if (open_store(&w, &o, o.resume) != STK_OK) return failed(&w, "open");
-    uint64_t pass = 0;
-    if (o.resume && stk_store_durable(w.s, &pass, NULL, NULL) == STK_OK)
-        printf("resumed after pass %llu\n", (unsigned long long)pass);
-    printf("%u items, %.0f MiB in %llu MiB of memory; %s\n", w.n_items,
-           (double)w.total / (1 << 20), (unsigned long long)o.memory, stk_store_describe(w.s));
-    double begun = now();
-    for (; pass < o.passes; pass++) {
-        if (run_pass(&w, pass, false) != 0) return 1;
-        if (o.durable && stk_store_commit(w.s, pass + 1, NULL, 0) != STK_OK)
-            return failed(&w, "commit");
-        printf("pass %llu done\n", (unsigned long long)pass + 1);
-        fflush(stdout);
-    }
-    if (run_pass(&w, pass, true) != 0) return 1; /* what the last one left */
-    report(&w, now() - begun, start_mib);
-    stk_store_close(w.s, !o.keep);
+    int code = run(&w, &o, start_mib);
     free(w.bytes);
     free(w.work);
-    printf("every byte was right\n");
-    return 0;
+    return code;
 }

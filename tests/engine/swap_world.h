@@ -16,9 +16,12 @@
 
 struct swap_kind { const char *name; stk_storage storage; bool simulate; };
 static const struct swap_kind swap_kinds[] = {
-    { "sim, simulation", STK_STORAGE_SIM, true },  { "sim, threads", STK_STORAGE_SIM, false },
-    { "posix, simulation", STK_STORAGE_POSIX, true }, { "posix, threads", STK_STORAGE_POSIX, false },
-    { "auto, simulation", STK_STORAGE_AUTO, true }, { "auto, threads", STK_STORAGE_AUTO, false },
+    { "sim, simulation", STK_STORAGE_SIM, true },
+    { "sim, threads", STK_STORAGE_SIM, false },
+    { "posix, simulation", STK_STORAGE_POSIX, true },
+    { "posix, threads", STK_STORAGE_POSIX, false },
+    { "auto, simulation", STK_STORAGE_AUTO, true },
+    { "auto, threads", STK_STORAGE_AUTO, false },
 };
 #define N_KINDS (sizeof swap_kinds / sizeof *swap_kinds)
 #define FOR_KINDS(k) \

@@ -1,11 +1,12 @@
-/* tests/engine/test_store_api.c - the extent store alone (stk_store_*): round trips, order of calls,
- * buffers at the minimum, errors, faults by seed. Durable steps: test_store_durable.c. */
+/* tests/engine/test_store_api.c - the extent store alone (stk_store_*): round trips, order of
+ * calls, buffers at the minimum, errors, faults by seed. Durable steps: test_store_durable.c. */
 #include "tests/engine/swap_world.h"
 #include "engine/store_api.h"
 
+#include <fcntl.h>
 #include <sched.h>
 
-/* --- round trips ------------------------------------------------------------------------------- */
+/* --- round trips ------------------------------------------------------------------------------ */
 
 static const uint64_t odd_sizes[] = { 1,      511,     512,     513,     4095,     4096,    4097,
                                       8191,   8192,    8193,    65535,   65536,    65537,   1048575,
@@ -72,7 +73,7 @@ TEST(store_api_nvm_01_every_size_around_a_block)
     }
 }
 
-/* --- order of calls, refusals ------------------------------------------------------------------ */
+/* --- order of calls, refusals ----------------------------------------------------------------- */
 
 #define SAYS(s_, word) CHECK(strstr(stk_store_error(s_), word) != NULL)
 
@@ -218,7 +219,8 @@ TEST(store_api_a_disk_without_room_is_refused_at_open)
 TEST(store_api_open_fails_cleanly_whatever_is_missing)
 {
     static const uint64_t sizes[] = { 5000, 5000, 5000 };
-    static const enum sys_call calls[] = { SYS_ALLOC, SYS_MMAP, SYS_OPEN, SYS_ALLOCATE, SYS_THREAD };
+    static const enum sys_call calls[] = { SYS_ALLOC, SYS_MMAP, SYS_OPEN, SYS_ALLOCATE,
+                                           SYS_THREAD };
     for (size_t c = 0; c < sizeof calls / sizeof *calls; c++) {
         struct swap_world w;
         swap_world_init(&w, &swap_kinds[N_KINDS - 1], sizes, 3);
@@ -242,7 +244,7 @@ TEST(store_api_open_fails_cleanly_whatever_is_missing)
     }
 }
 
-/* --- buffers ------------------------------------------------------------------------------------ */
+/* --- buffers ---------------------------------------------------------------------------------- */
 
 TEST(store_api_nvm_08_two_buffers_are_enough_and_fewer_are_refused)
 {
@@ -465,7 +467,7 @@ TEST(store_api_nvm_35_a_child_of_fork_is_refused_and_harms_nothing)
     }
 }
 
-/* --- errors -------------------------------------------------------------------------------------- */
+/* --- errors ----------------------------------------------------------------------------------- */
 
 static const uint64_t four[] = { 20000, 20000, 20000, 8192 };
 
@@ -566,6 +568,61 @@ TEST(store_api_bytes_that_changed_on_disk_are_found)
         OK(&w, stk_store_flush(w.s));
         swap_drop(w.s, swap_find(w.s, item));
         CHECK(get_guarded(&w, item, 9, true));
+        swap_world_close(&w);
+    }
+}
+
+/* The same on real files: a byte changed, and a file cut short, under an open store. */
+TEST(store_api_real_files_that_change_under_the_store)
+{
+    for (size_t kind = 2; kind < N_KINDS; kind++) {
+        struct swap_world w;
+        swap_world_init(&w, &swap_kinds[kind], four, 4);
+        OPEN(&w);
+        const char *path;
+        uint64_t at;
+        uint8_t byte;
+        put_out(&w, 0);
+        put_out(&w, 3);
+        REQUIRE(store_locate(w.s->store, 3, &path, &at) == STK_OK);
+        int fd = sys_open(path, O_RDWR, 0);
+        REQUIRE(fd >= 0 && pread(fd, &byte, 1, (off_t)at + 5000) == 1);
+        byte ^= 64;
+        REQUIRE(pwrite(fd, &byte, 1, (off_t)at + 5000) == 1 && sys_fsync(fd) == 0);
+        CHECK(stk_store_get(w.s, 3, w.work + 1) == STK_ERR_CORRUPT);
+        SAYS(w.s, path);
+        REQUIRE(ftruncate(fd, (off_t)at) == 0);
+        CHECK(stk_store_get(w.s, 3, w.work) == STK_ERR_IO); /* straight into our memory */
+        SAYS(w.s, path);
+        CHECK(stk_store_get(w.s, 3, w.work + 1) == STK_ERR_IO);
+        CHECK(get_guarded(&w, 0, 1, true)); /* the others are there */
+        sys_close(fd);
+        swap_world_close(&w);
+    }
+}
+
+/* Get, read ahead, put: the buffer of the item that is worked on is not taken meanwhile. */
+TEST(store_api_reading_ahead_leaves_the_item_in_hand)
+{
+    uint64_t sizes[32];
+    for (uint32_t i = 0; i < 32; i++) sizes[i] = 6000;
+    FOR_KINDS(k)
+    {
+        struct swap_world w;
+        swap_world_init(&w, k, sizes, 32);
+        w.c.buffer_bytes = 4 * 8192;
+        OPEN(&w);
+        for (uint32_t i = 0; i < 32; i++) PUT(&w, i, 1);
+        for (uint32_t i = 0, ahead = 1; i < 32; i++) {
+            CHECK(get_guarded(&w, i, 1, false));
+            if (ahead <= i) ahead = i + 1;
+            while (ahead < 32 && stk_store_prefetch(w.s, ahead) == STK_OK) ahead++;
+            CHECK(swap_find(w.s, i) != NULL);
+            PUT(&w, i, 2);
+        }
+        stk_store_stats t;
+        stk_store_stats_read(w.s, &t);
+        CHECK(t.read_bytes <= 32 * 8192); /* nothing was read twice */
         swap_world_close(&w);
     }
 }
