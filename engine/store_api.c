@@ -3,7 +3,7 @@
  *
  * Owns the store object, its execution, lane, io and memory, and the order in which they are opened
  * and closed. Buffers and transfers: store_buffers.c; commits: store_durable.c. Must not know
- * blocks, chunks and plans. Runs on the application's thread; only on_io and the flush run on the lane. */
+ * blocks, chunks and plans. Application's thread; only on_io and the flush run on the lane. */
 #include "engine/store_api.h"
 #include "base/mem.h"
 #include "base/sys.h"

@@ -8,8 +8,8 @@
  *
  * --memory 64, --times 10 (so many times the memory lie on disk), --passes 4. FOLDER: one per drive
  * (default: the current one). --durable: every pass is committed; a kill at any moment loses at
- * most the pass that was running, and --resume goes on from there. --keep: leave the last pass on disk.
- * Exit code 0: every byte was right; 1: not, or an error; 2: bad use. See README.md. */
+ * most the pass that was running, and --resume goes on from there. --keep: leave the last pass on
+ * disk. Exit code 0: every byte was right; 1: not, or an error; 2: bad use. See README.md. */
 #include "engine/stoker.h"
 #include <stdio.h>
 #include <stdlib.h>
