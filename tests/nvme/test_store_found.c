@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <time.h>
 
 /* --- sets of paths ---------------------------------------------------------------------------- */
 
@@ -328,6 +329,105 @@ TEST(store_nvm_05_dead_durable_runs)
     store_discard(d.s);
     dur_close(&d);
     CHECK(nothing_left(&d));
+    dur_end(&d);
+}
+
+/* --- kill -9 ---------------------------------------------------------------------------------- */
+
+/* A child commits step after step, with puts of the next step on their way meanwhile, and tells the
+ * parent of each that is complete. It goes on from whatever is there. */
+struct worker {
+    struct dur d;
+    struct commit_call call;
+    struct store_op ops[N];
+    uint8_t *bufs;
+    uint64_t step;
+    uint32_t done;
+    bool commit;
+};
+
+static void worker_put_done(struct store_op *op)
+{
+    if (op->status != STK_OK) _exit(5);
+    ((struct worker *)op->owner)->done++;
+}
+
+static void worker_step(void *arg)
+{
+    struct worker *k = arg;
+    struct stk_error err = { 0 };
+    k->call = (struct commit_call){ .s = k->d.s, .c = { .step = k->step } };
+    if (k->commit) commit_start(&k->call);
+    for (uint32_t i = 0; i < N; i++) {
+        k->ops[i] = (struct store_op){ .extent = i, .buf = k->bufs + i * ROOM_BYTES,
+                                       .version = (k->step + 1) * 10 + i, .owner = k,
+                                       .done = worker_put_done };
+        fill(k->ops[i].buf, sizes[i], content(i, k->ops[i].version));
+        if (store_put(k->d.s, &k->ops[i], &err) != STK_OK) _exit(6);
+    }
+}
+
+static void work_until_killed(struct dur *parent, const char *id, int pipe_fd)
+{
+    struct worker *k = calloc(1, sizeof *k);
+    snprintf(k->d.w.dir, sizeof k->d.w.dir, "%s", parent->w.dir);
+    k->d.cfg = parent->cfg;
+    k->bufs = sys_mmap(N * ROOM_BYTES, false);
+    if (world_open(&k->d.w, IO_AUTO, EXEC_THREADS, 1, &k->d.err) != STK_OK) _exit(1);
+    memcpy(k->d.cfg.run_id, id, STORE_RUN_ID_MAX);
+    k->d.cfg.adopt = store_find(k->d.cfg.paths, k->d.cfg.n_paths, id, NULL,
+                                &(struct store_found *){ NULL }, &k->d.err) == STK_OK;
+    if (dur_open(&k->d) != STK_OK) _exit(2);
+    store_durable(k->d.s, &k->step);
+    for (;; k->step++) {
+        world_run(&k->d.w, worker_step, k);
+        if (store_drain(k->d.s, UINT64_MAX, &k->d.err) != STK_OK) _exit(3);
+        if (k->commit && (k->call.refused != STK_OK || k->call.c.status != STK_OK)) _exit(4);
+        if (k->commit && write(pipe_fd, &k->step, sizeof k->step) != sizeof k->step) _exit(7);
+        k->commit = true;
+    }
+}
+
+/* Killed at any moment, the run goes on from the last step that it called complete, or from the one
+ * that was being committed: all extents of one step, byte for byte. The same store lives through
+ * all kills. */
+TEST(store_durable_kill_9_at_any_moment)
+{
+    static const char id[STORE_RUN_ID_MAX] = "00112233aabbccdd";
+    struct dur d = { 0 };
+    struct rng r;
+    uint64_t last = 0, in_flight = 0;
+    rng_seed(&r, test_seed());
+    REQUIRE(dur_world(&d, IO_POSIX, EXEC_SIM, 2));
+    for (int round = 0; round < 25; round++) {
+        int fds[2], st;
+        uint64_t told = 0, want = rng_below(&r, 4);
+        struct timespec until = { .tv_nsec = (long)rng_below(&r, 3000000) };
+        REQUIRE(pipe(fds) == 0);
+        fflush(stdout);
+        pid_t pid = fork();
+        if (pid == 0) work_until_killed(&d, id, fds[1]);
+        close(fds[1]);
+        for (uint64_t k = 0; k <= want && read(fds[0], &told, sizeof told) == sizeof told; k++) {}
+        nanosleep(&until, NULL); /* the moment of the kill is drawn; any will do */
+        kill(pid, SIGKILL);
+        CHECK(waitpid(pid, &st, 0) == pid && WIFSIGNALED(st));
+        while (read(fds[0], &told, sizeof told) == sizeof told) {}
+        close(fds[0]);
+        CHECK(told > last || told == 0);
+        if (told) last = told;
+        memcpy(d.cfg.run_id, id, sizeof id);
+        d.cfg.adopt = true;
+        CHECK_OK(dur_open(&d), &d.err);
+        uint64_t step = 0;
+        CHECK(store_durable(d.s, &step) && (step == last || step == last + 1));
+        in_flight += step != last;
+        for (uint32_t i = 0; i < N; i++) CHECK(dur_holds(&d, i, step * 10 + i));
+        last = step;
+        dur_close(&d);
+    }
+    printf("# %" PRIu64 " steps, 25 kills, %" PRIu64 " of them found the one in flight\n", last,
+           in_flight);
     dur_end(&d);
 }
 
