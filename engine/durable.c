@@ -351,13 +351,26 @@ stk_status stk_find_durable(const char *const *nvme, uint32_t n, const char *run
     return st;
 }
 
+/* What is left of a store that is damaged, or whose other parts are out of reach. */
+static stk_status discard_rest(const char *const *nvme, uint32_t n, const char *run_id,
+                               struct stk_error *err)
+{
+    struct store_found rest = { .n_paths = n };
+    snprintf(rest.run_id, sizeof rest.run_id, "%s", run_id);
+    for (uint32_t i = 0; i < n; i++) rest.paths[i] = (char *)(uintptr_t)nvme[i];
+    stk_error_clear(err);
+    return store_found_discard(&rest, NULL, err);
+}
+
 stk_status stk_discard_found(const char *const *nvme, uint32_t n, const char *run_id, char **where)
 {
     struct stk_error err = { 0 };
     struct store_found *f = NULL;
     if (where) *where = NULL;
     stk_status st = store_find(nvme, n, run_id, NULL, &f, &err);
+    bool partial = st == STK_ERR_CORRUPT || st == STK_ERR_CONFIG;
     if (st == STK_OK) st = store_found_discard(f, NULL, &err);
+    else if (partial && run_id && run_id[0]) st = discard_rest(nvme, n, run_id, &err);
     if (st != STK_OK && st != STK_END) say(where, err.text);
     store_found_free(f);
     return st;

@@ -364,10 +364,12 @@ stk_status stk_durable_wait(stk_engine *e);
 /* Durable steps that a dead process left on these folders: *step, *client_json (stk_free; may be
  * NULL), *where: a sentence for a person (stk_free; may be NULL). run_id "": any run, the newest.
  * Needs no engine, changes nothing. STK_END: none. STK_ERR_STATE: its run is alive. STK_ERR_CORRUPT:
- * something is there, and damaged; the text is in *where. */
+ * something is there, and damaged. STK_ERR_CONFIG: a part of it lies on a folder that was not given.
+ * The text is in *where. */
 stk_status stk_find_durable(const char *const *nvme, uint32_t n, const char *run_id, uint64_t *step,
                             char **client_json, char **where);
-/* Removes them (a person's decision). *where as above on errors. */
+/* Removes them (a person's decision); with a run_id also what is damaged or only a part. *where as
+ * above on errors. */
 stk_status stk_discard_found(const char *const *nvme, uint32_t n, const char *run_id, char **where);
 /* [waits] After a seal with config.adopt: goes on from the durable step; errors and client_json as
  * stk_restore. A client that restores a newer checkpoint instead calls stk_restore: the durable step

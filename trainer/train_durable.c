@@ -137,15 +137,16 @@ static stk_status look(struct train *t, const json_t *doc, struct stk_error *err
     l->where = where;
     stk_free(client);
     if (st == STK_OK || st == STK_END) return STK_OK;
-    if (st == STK_ERR_CORRUPT && t->o.discard) {
+    bool partial = st == STK_ERR_CORRUPT || st == STK_ERR_CONFIG;
+    if (partial && t->o.discard) {
         l->damaged = true;
         return STK_OK;
     }
     return stk_error_set(err, st, 0, "--out %s: durable steps of its run: %s%s", t->o.out,
                          where ? where : stk_status_text(st),
-                         st == STK_ERR_CORRUPT
-                             ? "; --discard removes them (with --resume: go on from the checkpoint)"
-                             : "");
+                         partial ? "; --discard removes them (with --resume: go on from the "
+                                   "checkpoint)"
+                                 : "");
 }
 
 stk_status train_left_find(struct train *t, struct stk_error *err)
