@@ -102,7 +102,8 @@ static uint64_t durable_bytes(const stk_engine *e)
 /* All state that lives on NVMe is rewritten by each update, but for frozen parameters. */
 static uint64_t nvme_written(const struct train *t)
 {
-    uint64_t bytes = tier_bytes(t->r.e, "nvme") - durable_bytes(t->r.e), frozen = 2 * count_elements(t->r.model, true);
+    uint64_t bytes = tier_bytes(t->r.e, "nvme") - durable_bytes(t->r.e),
+             frozen = 2 * count_elements(t->r.model, true);
     if (strcmp(tier_of(t->r.e, "parameters (16-bit)"), "nvme") != 0) return bytes;
     return bytes > frozen ? bytes - frozen : 0;
 }
