@@ -129,6 +129,7 @@ uint64_t store_half_bytes(const struct store_cfg *cfg);
 /* --- store_table.c: on disk, see there -------------------------------------------------------- */
 
 #define STORE_TABLE_FORMAT 1u
+#define STORE_TABLE_FORMAT_MAX 100u /* beyond it is no later program's, but damage */
 #define STORE_TABLE_PATH_BYTES 512u
 #define STORE_TABLE_CHECKSUMS 1u /* flag: the extents carry checksums */
 #define STORE_TABLE_BYTES_MAX (4ull << 30)
@@ -225,6 +226,9 @@ struct store_run {
     uint8_t *table;                   /* the newest whole one; NULL: none */
     uint64_t half_bytes;
     uint32_t half;
+    /* The newest one lies on a path where both halves could be read: as a table that counts is on
+     * every path, no newer one does */
+    bool sure;
     bool unknown, broken;             /* some half is */
     char why[640];                    /* each file and what is wrong with it */
 };
