@@ -182,8 +182,8 @@ static stk_status check_set(const struct store_run *r, struct stk_error *err)
                 store_table_path(r->table, j));
     if (!missing[0]) return STK_OK;
     return stk_error_set(err, STK_ERR_CONFIG, 0,
-                         "the durable store of run %s (step %llu) lies on %u paths, and its part of "
-                         "%s is not there: name that path as well",
+                         "the durable store of run %s (step %llu) lies on %u paths, and its part "
+                         "of %s is not there: name that path as well",
                          r->run_id, (unsigned long long)head_of(r)->step, head_of(r)->n_paths,
                          missing);
 }
@@ -356,7 +356,8 @@ stk_status store_find(const char *const *paths, uint32_t n_paths, const char *ru
     for (uint32_t k = 0; k < n_paths && !s.named && status == STK_OK; k++)
         status = disk ? list_on_sim(&list, paths[k], disk, err) : list_runs(&list, paths[k], err);
     if (s.named) status = consider(&s, run_id, err);
-    for (uint32_t i = 0; i < list.n && status == STK_OK; i++) status = consider(&s, list.ids[i], err);
+    for (uint32_t i = 0; i < list.n && status == STK_OK; i++)
+        status = consider(&s, list.ids[i], err);
     if (status == STK_OK) {
         if (s.best.table) status = found_make(&s.best, paths, disk, out, err);
         else if (s.live.code != STK_OK) status = stk_error_forward(err, &s.live);
@@ -502,7 +503,8 @@ static stk_status check_files(struct store *s, const struct store_run *r, struct
         if (!store_file_size(s->sim_disk, p->table, &bytes) || bytes != 2 * r->half_bytes)
             return stk_error_set(err, STK_ERR_CORRUPT, 0,
                                  "%s: has %llu bytes, %llu are expected", p->table,
-                                 (unsigned long long)bytes, (unsigned long long)(2 * r->half_bytes));
+                                 (unsigned long long)bytes,
+                                 (unsigned long long)(2 * r->half_bytes));
     }
     return STK_OK;
 }

@@ -194,11 +194,11 @@ stk_status store_drives(struct store *s, struct store_free *room, struct stk_err
 bool store_is_run_folder(const char *name);
 /* Opens the path's folder and waits for its lock: under it run folders appear and go. */
 stk_status store_path_lock(const char *path, int *out_fd, struct stk_error *err);
-/* Takes the lock of a run's folder. False: a live run holds it, or it cannot be asked (errno). True:
+/* Takes the lock of a run's folder. False: a live run holds it, or it cannot be asked. True:
  * `*out_fd` holds the lock; -1: there is no lock file, or no locks on this file system. What the
  * holder wrote goes to `text`, on one line. */
 bool store_run_lock(const char *folder, int *out_fd, char text[STORE_LOCK_TEXT_MAX]);
-/* Makes the lock file of a folder that has none (`flags` O_EXCL: there may be none) and takes it. */
+/* Makes the lock file of a folder (`flags` O_EXCL: there may be none yet) and takes it. */
 stk_status store_lock_make(struct store_path *p, int flags, struct stk_error *err);
 /* Writes this process into a lock's file. 0 or -1 + errno. */
 int store_lock_write(int fd);

@@ -34,7 +34,7 @@
  *       the table before counts  <--------------------+-- error: its slots stay protected ("doubt")
  *                                                         until a later commit overwrites the half
  *
- * A later commit after a failed one goes to the same half: the other holds the table that counts. */
+ * A commit after a failed one goes to the same half: the other holds the table that counts. */
 #include "nvme/store_impl.h"
 #include "nvme/crc32c.h"
 #include "base/sys.h"

@@ -234,8 +234,9 @@ static enum verdict adopt_left(struct run *r, struct store_found *f)
     memcpy(cfg.run_id, f->run_id, sizeof cfg.run_id);
     cfg.adopt = true;
     if (world_open(&w, IO_SIM, EXEC_SIM, r->seed, &err) == STK_OK &&
-        store_world_open(&w, &cfg, &s, &err) == STK_OK && f->step >= 1 && f->step <= r->left_tried &&
-        f->payload_bytes == f->step % PAYLOAD && memcmp(f->payload, payload, f->payload_bytes) == 0 &&
+        store_world_open(&w, &cfg, &s, &err) == STK_OK && f->step >= 1 &&
+        f->step <= r->left_tried && f->payload_bytes == f->step % PAYLOAD &&
+        memcmp(f->payload, payload, f->payload_bytes) == 0 &&
         same_as_model(r, &w, s, &r->models[f->step - 1])) {
         if (f->step == r->left_counted) v = RIGHT_LAST;
         else if (f->step > r->left_counted) v = RIGHT_IN_FLIGHT;
