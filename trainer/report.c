@@ -89,10 +89,21 @@ static uint64_t count_elements(const struct model *m, bool frozen)
     return n;
 }
 
+/* Room for versions, not bytes that a step writes. */
+static uint64_t durable_bytes(const stk_engine *e)
+{
+    const char *tier, *name;
+    uint64_t bytes;
+    for (uint32_t i = 0; stk_table(e, i, &tier, &name, &bytes); i++)
+        if (strcmp(name, "second versions for durable steps") == 0) return bytes;
+    return 0;
+}
+
 /* All state that lives on NVMe is rewritten by each update, but for frozen parameters. */
 static uint64_t nvme_written(const struct train *t)
 {
-    uint64_t bytes = tier_bytes(t->r.e, "nvme"), frozen = 2 * count_elements(t->r.model, true);
+    uint64_t bytes = tier_bytes(t->r.e, "nvme") - durable_bytes(t->r.e),
+             frozen = 2 * count_elements(t->r.model, true);
     if (strcmp(tier_of(t->r.e, "parameters (16-bit)"), "nvme") != 0) return bytes;
     return bytes > frozen ? bytes - frozen : 0;
 }
@@ -142,6 +153,12 @@ void report_start(const struct train *t)
     print_optimizer(t);
     run_opts_idle(o, idle, sizeof idle);
     if (idle[0]) printf("no effect  %s", idle);
+    if (o->durable)
+        printf("durable    every %" PRIu64 " steps, run %s\n", o->durable, o->run_id);
+    else if (o->adopt)
+        printf("durable    none in this run (--durable N); that of step %" PRIu64
+               " stays until its end\n",
+               t->left.step);
     report_engine(t->r.e);
     if (nvme) {
         printf("writes     %s to NVMe per step", mem_size_format(nvme, size));
@@ -198,6 +215,7 @@ static json_t *json_step(const struct train *t, const struct report_step *s)
     json_object_set_new(j, "updates", whole(x->updates));
     json_object_set_new(j, "clip_factor", number(x->clip_factor));
     json_object_set_new(j, "loss_scale", number(x->loss_scale));
+    json_object_set_new(j, "durable_step", whole(x->durable_step));
     json_object_set_new(j, "bytes", json_bytes(x));
     json_object_set_new(j, "rss_bytes", whole(mem_resident_bytes()));
     json_object_set_new(j, "peak_rss_bytes", whole(mem_peak_bytes()));
@@ -245,6 +263,7 @@ static void print_step(const struct report *r, const struct train *t, const stru
         any = true;
     }
     printf("%s  skipped %" PRIu64, any ? ")" : "", x->skipped_total);
+    if (x->durable_step) printf("  durable %" PRIu64, x->durable_step);
     if (s->evaluated) printf("  eval loss %.4f", s->eval_loss);
     print_eta(r, t, s->step);
     printf("\n");
