@@ -379,6 +379,9 @@ typedef struct stk_drive {
     double read_bytes_per_s, write_bytes_per_s, both_bytes_per_s; /* measured at seal; 0: not */
     uint64_t read_p99_ns, mixed_read_p99_ns;
     uint64_t step_read_bytes, step_write_bytes; /* planned, of one step */
+    uint64_t read_bytes, write_bytes;       /* moved since seal, fills and checkpoints included */
+    uint32_t first_of_drive;                /* lowest index of a folder on the same drive: equal for
+                                             * folders that share one. Rates, SMART are the drive's */
     double written_bytes, endurance_bytes;  /* of its life so far, and the estimate of all of it; 0:
                                              * unknown */
     uint32_t percentage_used;               /* UINT32_MAX: unknown */

@@ -89,14 +89,6 @@ static uint64_t count_elements(const struct model *m, bool frozen)
     return n;
 }
 
-/* All state that lives on NVMe is rewritten by each update, but for frozen parameters. */
-static uint64_t nvme_written(const struct train *t)
-{
-    uint64_t bytes = tier_bytes(t->r.e, "nvme"), frozen = 2 * count_elements(t->r.model, true);
-    if (strcmp(tier_of(t->r.e, "parameters (16-bit)"), "nvme") != 0) return bytes;
-    return bytes > frozen ? bytes - frozen : 0;
-}
-
 static void print_optimizer(const struct train *t)
 {
     const struct run_opts *o = &t->o;
@@ -130,8 +122,8 @@ void report_start(const struct train *t)
 {
     const struct run_opts *o = &t->o;
     char size[32], idle[512];
-    uint64_t trained = count_elements(t->r.model, false), frozen = count_elements(t->r.model, true),
-             nvme = nvme_written(t);
+    uint64_t trained = count_elements(t->r.model, false), frozen = count_elements(t->r.model, true);
+    double read, written;
     printf("model      %s: %s, %.2f million parameters", o->model,
            model_family_name(t->r.src.cfg.family), (double)(trained + frozen) / 1e6);
     if (frozen) printf(", %.2f million of them frozen", (double)frozen / 1e6);
@@ -143,9 +135,12 @@ void report_start(const struct train *t)
     run_opts_idle(o, idle, sizeof idle);
     if (idle[0]) printf("no effect  %s", idle);
     report_engine(t->r.e);
-    if (nvme) {
-        printf("writes     %s to NVMe per step", mem_size_format(nvme, size));
-        printf(", %s in this run\n", mem_size_format(nvme * (t->steps - t->step), size));
+    wear_start(t->r.e);
+    wear_step_bytes(t->r.e, &read, &written);
+    if (written > 0) {
+        printf("writes     %s to NVMe per step", mem_size_format((uint64_t)written, size));
+        printf(", %s in this run\n",
+               mem_size_format((uint64_t)(written * (double)(t->steps - t->step)), size));
     }
 }
 
@@ -177,7 +172,7 @@ static json_t *json_bytes(const stk_step_stats *s)
     return j;
 }
 
-static json_t *json_step(const struct train *t, const struct report_step *s)
+static json_t *json_step(const struct train *t, const struct report_step *s, json_t *drives)
 {
     const stk_step_stats *x = &s->stats;
     json_t *j = json_object();
@@ -199,6 +194,9 @@ static json_t *json_step(const struct train *t, const struct report_step *s)
     json_object_set_new(j, "clip_factor", number(x->clip_factor));
     json_object_set_new(j, "loss_scale", number(x->loss_scale));
     json_object_set_new(j, "bytes", json_bytes(x));
+    json_object_set_new(j, "nvme_busy_s", number(seconds(x->nvme_busy_ns)));
+    json_object_set_new(j, "nvme_read_p99_s", number(seconds(x->nvme_read_p99_ns)));
+    json_object_set(j, "drives", drives);
     json_object_set_new(j, "rss_bytes", whole(mem_resident_bytes()));
     json_object_set_new(j, "peak_rss_bytes", whole(mem_peak_bytes()));
     if (s->evaluated) json_object_set_new(j, "eval_loss", number(s->eval_loss));
@@ -206,9 +204,9 @@ static json_t *json_step(const struct train *t, const struct report_step *s)
 }
 
 static stk_status write_log(struct report *r, const struct train *t, const struct report_step *s,
-                            struct stk_error *err)
+                            json_t *drives, struct stk_error *err)
 {
-    json_t *j = json_step(t, s);
+    json_t *j = json_step(t, s, drives);
     char *text = j ? json_dumps(j, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
     json_decref(j);
     if (!text) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a line of the log");
@@ -269,7 +267,7 @@ stk_status report_step(struct report *r, struct train *t, const struct report_st
     const stk_exposed *x = &s->stats.exposed;
     r->exposed_s += seconds(x->nvme_ns + x->copy_ns + x->update_ns + x->gather_ns);
     r->step_s += s->step_s;
-    r->nvme_bytes += s->stats.nvme_write_bytes;
+    json_t *drives = wear_step(&r->wear, t->r.e, &s->stats, s->step_s);
     if (s->stats.skipped) print_skip(t, s);
     uint64_t now = now_ns();
     bool every = t->o.progress == PROGRESS_LINES || (t->o.progress == PROGRESS_AUTO && r->terminal);
@@ -279,7 +277,9 @@ stk_status report_step(struct report *r, struct train *t, const struct report_st
         print_step(r, t, s);
         r->last_line_ns = now;
     }
-    if (!r->log || write_log(r, t, s, err) == STK_OK) return STK_OK;
+    stk_status st = r->log ? write_log(r, t, s, drives, err) : STK_OK;
+    json_decref(drives);
+    if (st == STK_OK) return STK_OK;
     fflush(stdout);
     fprintf(stderr, "stoker: ALARM: step %" PRIu64 ": %s; training goes on without the log\n",
             s->step, err->text);
@@ -299,12 +299,7 @@ void report_end(const struct report *r, const struct train *t)
            n, wall, r->step_s > 0 ? (double)(n * t->o.batch * t->o.seq) / r->step_s : 0,
            r->step_s > 0 ? 100 * r->exposed_s / r->step_s : 0,
            mem_size_format(mem_peak_bytes(), rss));
-    if (r->nvme_bytes && r->step_s > 0)
-        printf(
-            "writes     %s to NVMe per step, at this speed %.1f TB a day: compare with the drive's "
-            "rated writes\n",
-            mem_size_format(r->nvme_bytes / n, rss),
-            (double)r->nvme_bytes / r->step_s * 86400 / 1e12);
+    wear_end(&r->wear, t->r.e);
     if (run_opts_given(&t->o, "simulate"))
         printf("trace      %016" PRIx64 "\n", stk_trace_hash(t->r.e));
 }
