@@ -283,18 +283,23 @@ static stk_status trim(stk_engine *e, struct eng_placement *pl, struct needs *n,
     return place_sum(e, pl, err);
 }
 
-/* Memory that a given budget leaves beside useful arenas keeps state that else goes over NVMe. */
+/* Memory that a given budget leaves beside useful arenas keeps state that else goes over NVMe. What
+ * arenas no longer need because of it is given out again. */
 static stk_status keep_in_memory(stk_engine *e, struct eng_placement *pl, struct needs *n,
                                  const struct limits *lim, struct stk_error *err)
 {
     static const uint8_t order[] = { CHUNK_PARAM, CHUNK_OPT, CHUNK_GRAD };
-    for (size_t k = 0; k < sizeof order; k++) {
-        struct eng_placement before = *pl;
-        if (!cache_take(e, pl, order[k], lim->host - pl->host_bytes)) continue;
-        STK_TRY(trim(e, pl, n, err));
-        if (!fits(pl, lim)) {
-            *pl = before;
+    bool more = true;
+    for (int round = 0; more && round < 8; round++) {
+        more = false;
+        for (size_t k = 0; k < sizeof order; k++) {
+            struct eng_placement before = *pl;
+            if (!cache_take(e, pl, order[k], lim->host - pl->host_bytes)) continue;
             STK_TRY(trim(e, pl, n, err));
+            more = fits(pl, lim);
+            if (more) continue;
+            *pl = before;
+            return trim(e, pl, n, err);
         }
     }
     return STK_OK;

@@ -86,8 +86,9 @@ static void sweep(const struct kept *k)
             first = o.hash;
             CHECK(o.kept == 0 && o.moved > 0); /* without a budget nothing changes */
         } else {
-            CHECK(o.kept > before.kept || r > 9);
-            CHECK(o.moved < before.moved || r > 9);
+            /* strictly, until there is nothing left to keep */
+            CHECK(o.kept > before.kept || before.moved == 0);
+            CHECK(o.moved < before.moved || before.moved == 0);
         }
         CHECK(o.hash == first);
         before = o;
@@ -133,7 +134,8 @@ TEST(cache_fills_the_budget_to_one_unit)
         uint64_t budget = host + nvme * r / 10;
         RUN(&t, seal(&t, budget, true));
         uint64_t used = world_table(t.e, "host", NULL);
-        CHECK(used <= budget && budget - used < 2048 * 10 + 4096);
+        bool all = world_table(t.e, "nvme", NULL) == 0;
+        CHECK(used <= budget && (all || budget - used < 2048 * 10 + 4096));
         stk_close(t.e);
     }
 }
