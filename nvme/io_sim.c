@@ -15,11 +15,14 @@
 #include <string.h>
 
 #define SIM_ALIGN 4096u
+_Static_assert(IO_SIM_DRIVES_MAX == IO_DRIVES_MAX, "every drive may have its own speed");
 
 struct sim {
     const struct io_sim_cfg *cfg;
     struct rng rng;
-    uint64_t free_ns[2]; /* when the disk has moved all bytes it was given: reads, writes */
+    /* when the disk has moved all bytes it was given: reads, writes; then drives of their own
+     * speed */
+    uint64_t free_ns[1 + IO_SIM_DRIVES_MAX][2];
 };
 
 /* What `start` decided, in part->word[0]; word[1] seeds the details. */
@@ -103,9 +106,13 @@ static uint64_t draw_delay(struct sim *s)
  * passes. */
 static uint64_t due_ns(struct io *io, struct sim *s, const struct io_part *p)
 {
-    double rate = p->op == IO_READ ? s->cfg->read_bytes_per_s : s->cfg->write_bytes_per_s;
+    const struct io_sim_drive *own = &s->cfg->drives[p->drive->index];
+    bool alone = own->read_bytes_per_s > 0 || own->write_bytes_per_s > 0, read = p->op == IO_READ;
+    double rate = read ? s->cfg->read_bytes_per_s : s->cfg->write_bytes_per_s;
+    double own_rate = read ? own->read_bytes_per_s : own->write_bytes_per_s;
+    if (own_rate > 0) rate = own_rate;
     uint64_t now = exec_now_ns(io->cfg.ex),
-             *at = &s->free_ns[s->cfg->shared_rate ? 0 : p->op != IO_READ];
+             *at = &s->free_ns[alone ? 1 + p->drive->index : 0][s->cfg->shared_rate ? 0 : !read];
     if (*at < now) *at = now;
     if (rate > 0) *at += (uint64_t)((double)p->size_bytes / rate * 1e9);
     return *at + s->cfg->latency_ns + draw_delay(s);

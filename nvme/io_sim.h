@@ -37,6 +37,11 @@ struct io_sim_faults { /* chances per million requests; all 0: a perfect disk */
 
 struct io_sim_disk; /* files by path, sparse */
 
+#define IO_SIM_DRIVES_MAX 16
+
+/* A drive of its own speed beside the others; rates 0: as the rest. */
+struct io_sim_drive { double read_bytes_per_s, write_bytes_per_s; };
+
 struct io_sim_cfg {
     struct io_sim_disk *disk;           /* borrowed */
     uint64_t seed;
@@ -44,6 +49,9 @@ struct io_sim_cfg {
     double read_bytes_per_s, write_bytes_per_s;
     bool shared_rate;                   /* reads and writes share one limit */
     struct io_sim_faults faults;
+    /* by io_file_add's number. One whose rates are above 0 moves its bytes beside the others; all
+     * the others together are one device with the rates above */
+    struct io_sim_drive drives[IO_SIM_DRIVES_MAX];
 };
 
 /* The disk holds what was written until io_sim_disk_free, across io_open/io_close.
@@ -67,6 +75,19 @@ bool io_sim_flip(struct io_sim_disk *d, const char *path, uint64_t offset_bytes,
 uint64_t io_sim_free_bytes(const struct io_sim_disk *d);
 /* Faults injected so far, by kind (same order as the fields of io_sim_faults up to reorder). */
 uint64_t io_sim_faults_done(const struct io_sim_disk *d, uint64_t out_by_kind[11]);
+/* A second disk with the same files and bytes, those not flushed included: what a crash at this
+ * moment would leave, while the run on `d` goes on. */
+stk_status io_sim_disk_copy(const struct io_sim_disk *d, struct io_sim_disk **out,
+                            struct stk_error *err);
+/* Outside of any io, without faults or time: what a real disk's files are asked at open. False: no
+ * such file, or the range is outside of it. `poke` is flushed, with all of its file. */
+bool io_sim_file_size(const struct io_sim_disk *d, const char *path, uint64_t *out_bytes);
+bool io_sim_peek(const struct io_sim_disk *d, const char *path, uint64_t offset_bytes, void *buf,
+                 uint64_t size_bytes);
+bool io_sim_poke(struct io_sim_disk *d, const char *path, uint64_t offset_bytes, const void *buf,
+                 uint64_t size_bytes);
+/* Path of the i-th file in no particular order; NULL: there are no more. */
+const char *io_sim_file_name(const struct io_sim_disk *d, uint32_t i);
 /* Power cut: of what was not flushed since, each 512-byte sector is lost or kept by chance (seed 0:
  * all is lost). No io may be open on the disk. For tests of durable steps. */
 void io_sim_power_cut(struct io_sim_disk *d, uint64_t seed);

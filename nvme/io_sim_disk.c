@@ -226,6 +226,74 @@ bool io_sim_damaged(const struct io_sim_disk *d, const char *path, uint64_t offs
     return false;
 }
 
+/* --- outside of any io ------------------------------------------------------------------------ */
+
+static struct sim_file *file_holding(const struct io_sim_disk *d, const char *path,
+                                     uint64_t offset_bytes, uint64_t size_bytes)
+{
+    struct sim_file *f = sim_file_find(d, path);
+    if (!f || offset_bytes > f->size_bytes || size_bytes > f->size_bytes - offset_bytes) return NULL;
+    return f;
+}
+
+bool io_sim_file_size(const struct io_sim_disk *d, const char *path, uint64_t *out_bytes)
+{
+    const struct sim_file *f = sim_file_find(d, path);
+    if (f) *out_bytes = f->size_bytes;
+    return f != NULL;
+}
+
+bool io_sim_peek(const struct io_sim_disk *d, const char *path, uint64_t offset_bytes, void *buf,
+                 uint64_t size_bytes)
+{
+    const struct sim_file *f = file_holding(d, path, offset_bytes, size_bytes);
+    if (f) sim_read(f, offset_bytes, buf, size_bytes);
+    return f != NULL;
+}
+
+bool io_sim_poke(struct io_sim_disk *d, const char *path, uint64_t offset_bytes, const void *buf,
+                 uint64_t size_bytes)
+{
+    struct sim_file *f = file_holding(d, path, offset_bytes, size_bytes);
+    if (!f || !sim_write(f, offset_bytes, buf, size_bytes, SIM_BOTH)) return false;
+    sim_flush(f);
+    return true;
+}
+
+const char *io_sim_file_name(const struct io_sim_disk *d, uint32_t i)
+{
+    const struct sim_file *f = d->files;
+    while (f && i-- > 0) f = f->next;
+    return f ? f->path : NULL;
+}
+
+static bool page_copy(struct sim_page *to, const struct sim_page *from)
+{
+    to->dirty = from->dirty;
+    if (from->medium && !(to->medium = copy_page(from->medium))) return false;
+    if (from->pristine && !(to->pristine = copy_page(from->pristine))) return false;
+    return !from->durable || (to->durable = copy_page(from->durable));
+}
+
+stk_status io_sim_disk_copy(const struct io_sim_disk *d, struct io_sim_disk **out,
+                            struct stk_error *err)
+{
+    STK_TRY(io_sim_disk_new(d->capacity_bytes, out, err));
+    stk_status status = STK_OK;
+    for (const struct sim_file *f = d->files; f && status == STK_OK; f = f->next) {
+        status = io_sim_file_create(*out, f->path, f->size_bytes, err);
+        for (uint64_t i = 0; status == STK_OK && i < f->n_pages; i++)
+            if (!page_copy(&(*out)->files->pages[i], &f->pages[i]))
+                status = stk_error_set(err, STK_ERR_NOMEM, 0, "no memory to copy a simulated disk");
+    }
+    if (status == STK_OK) return status;
+    io_sim_disk_free(*out);
+    *out = NULL;
+    return status;
+}
+
+/* --- power ------------------------------------------------------------------------------------ */
+
 static void page_cut(struct sim_page *page, struct rng *r, bool all)
 {
     for (uint32_t s = 0; s < SIM_PAGE_BYTES; s += SECTOR_BYTES) {

@@ -3,8 +3,8 @@
  *   put   store_put -> checksum lane: CRC, zero the padding -> io's lane: write -> record -> done
  *   get   store_get -> read -> checksum lane: CRC against the record -> io's lane: done
  *
- * Owns the table of extents (io's lane only). Knows no folders and locks (store_files.c) and not
- * what the bytes mean. The recorded checksum also covers the extent's number and the version: a
+ * Owns the table of extents (io's lane only) and the puts that wait for a commit. Knows no folders
+ * and locks (store_files.c), no table on disk (store_table.c) and not what the bytes mean. The recorded checksum also covers the extent's number and the version: a
  * write that never reached the medium, or reached another place, leaves bytes that do not fit the
  * record. */
 #include "nvme/store_impl.h"
@@ -12,8 +12,11 @@
 #include "base/sys.h"
 
 #include <errno.h>
+#include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 enum { OP_IDLE, OP_PUT, OP_GET };
 
@@ -34,6 +37,36 @@ static const char *file_of(const struct store *s, const struct store_extent *e)
 
 /* --- opening and closing ---------------------------------------------------------------------- */
 
+static stk_status check_durable(const struct store_cfg *cfg, struct stk_error *err)
+{
+    size_t id = strnlen(cfg->run_id, sizeof cfg->run_id);
+    if (id != 0 && (id != STORE_RUN_ID_CHARS ||
+                    strspn(cfg->run_id, "0123456789abcdef") != STORE_RUN_ID_CHARS))
+        return stk_error_set(err, STK_ERR_CONFIG, 0,
+                             "run id \"%.17s\": 16 of the characters 0-9 and a-f are expected",
+                             cfg->run_id);
+    if (cfg->payload_max_bytes > 0 && cfg->room < 2)
+        return stk_error_set(err, STK_ERR_CONFIG, 0,
+                             "durable steps need room for 2 or 3 versions of an extent; %u was "
+                             "asked for",
+                             cfg->room);
+    if (cfg->payload_max_bytes > 0 &&
+        (cfg->payload_max_bytes > STORE_TABLE_BYTES_MAX ||
+         2 * store_half_bytes(cfg) > STORE_TABLE_BYTES_MAX))
+        return stk_error_set(err, STK_ERR_CONFIG, 0,
+                             "a durable table with %llu bytes of payload is too large",
+                             (unsigned long long)cfg->payload_max_bytes);
+    if (cfg->adopt && (id == 0 || cfg->payload_max_bytes == 0))
+        return stk_error_set(err, STK_ERR_CONFIG, 0,
+                             "to adopt a durable store its run id and a size of payload are needed");
+    for (uint32_t k = 0; k < cfg->n_paths; k++)
+        for (uint32_t j = 0; j < k; j++)
+            if (strcmp(cfg->paths[k], cfg->paths[j]) == 0)
+                return stk_error_set(err, STK_ERR_CONFIG, 0, "%s: is named twice as a swap folder",
+                                     cfg->paths[k]);
+    return STK_OK;
+}
+
 static stk_status check_config(const struct store_cfg *cfg, struct stk_error *err)
 {
     STK_ASSERT(cfg->io && cfg->ex && cfg->lane);
@@ -52,9 +85,13 @@ static stk_status check_config(const struct store_cfg *cfg, struct stk_error *er
         return stk_error_set(err, STK_ERR_CONFIG, 0,
                              "a store's files lie on the simulated disk if and only if its io "
                              "does");
+    STK_TRY(check_durable(cfg, err));
     uint64_t sum = 0;
     for (uint32_t i = 0; i < cfg->n_extents; i++) {
         uint64_t bytes = cfg->extent_bytes[i];
+        if (store_extent_class(cfg, i) >= STORE_CLASSES_MAX)
+            return stk_error_set(err, STK_ERR_CONFIG, 0, "extent %u is of class %u; 0 to %d exist",
+                                 i, store_extent_class(cfg, i), STORE_CLASSES_MAX - 1);
         if (bytes == 0 || bytes > INT64_MAX / 8 ||
             (sum += store_round(bytes) * cfg->room) > INT64_MAX / 2)
             return stk_error_set(err, STK_ERR_CONFIG, 0,
@@ -64,26 +101,44 @@ static stk_status check_config(const struct store_cfg *cfg, struct stk_error *er
     return STK_OK;
 }
 
+void store_note(struct store *s, const char *fmt, ...)
+{
+    char text[1024];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    if (s->n_notes < STORE_NOTES_MAX && (s->notes[s->n_notes] = sys_strdup(text))) s->n_notes++;
+}
+
 static stk_status make_tables(struct store *s, const struct store_cfg *cfg, struct stk_error *err)
 {
-    uint64_t bytes[STORE_PATHS_MAX];
     s->extents = sys_calloc(cfg->n_extents ? cfg->n_extents : 1, sizeof *s->extents);
     if (!s->extents)
         return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a table of %u extents",
                              cfg->n_extents);
-    store_place(cfg, s->extents, bytes);
     for (uint32_t i = 0; i < cfg->n_extents; i++) {
-        s->extents[i].newest = STORE_ROOM_MAX;
-        for (int k = 0; k < STORE_ROOM_MAX; k++) s->extents[i].slots[k].version = STORE_NONE;
-    }
-    for (uint32_t k = 0; k < cfg->n_paths; k++) {
-        s->paths[k].size_bytes = bytes[k];
-        s->paths[k].path = sys_strdup(cfg->paths[k]);
-        if (!s->paths[k].path)
-            return stk_error_set(err, STK_ERR_NOMEM, 0, "%s: no memory for the path's name",
-                                 cfg->paths[k]);
+        struct store_extent *e = &s->extents[i];
+        e->payload_bytes = cfg->extent_bytes[i];
+        e->newest = e->durable = e->committing = STORE_ROOM_MAX;
+        e->cls = (uint8_t)store_extent_class(cfg, i);
+        e->room = (uint8_t)store_extent_room(cfg, i);
+        e->fleeting = cfg->volatile_classes >> e->cls & 1;
+        for (int k = 0; k < STORE_ROOM_MAX; k++) e->slots[k].version = STORE_NONE;
     }
     return STK_OK;
+}
+
+static void choose_run_id(struct store *s, const struct store_cfg *cfg)
+{
+    uint64_t random = 0;
+    if (cfg->run_id[0]) {
+        memcpy(s->run_id, cfg->run_id, sizeof s->run_id);
+        return;
+    }
+    if (getrandom(&random, sizeof random, 0) != sizeof random)
+        random = exec_now_ns(s->ex) ^ (uint64_t)(uintptr_t)s;
+    snprintf(s->run_id, sizeof s->run_id, "%016llx", (unsigned long long)random);
 }
 
 static stk_status open_lanes(struct store *s, uint32_t n, struct stk_error *err)
@@ -120,13 +175,20 @@ stk_status store_open(const struct store_cfg *cfg, struct store **out, struct st
     s->n_paths = cfg->n_paths;
     s->n_extents = cfg->n_extents;
     s->checksums = !cfg->no_checksums;
+    s->volatile_classes = cfg->volatile_classes;
+    s->payload_max_bytes = cfg->payload_max_bytes;
+    s->half_bytes = s->buffer_bytes = store_half_bytes(cfg);
+    choose_run_id(s, cfg);
     for (uint32_t k = 0; k < STORE_PATHS_MAX; k++) s->paths[k].lock_fd = -1;
     exec_event_init(s->ex, &s->drained);
     exec_event_init(s->ex, &s->answered);
     stk_status status = make_tables(s, cfg, err);
     if (status == STK_OK && s->checksums)
         status = open_lanes(s, cfg->checksum_lanes ? cfg->checksum_lanes : 1, err);
-    if (status == STK_OK) status = store_files_open(s, err);
+    if (status == STK_OK) status = store_table_open(s, err);
+    if (status == STK_OK)
+        status = cfg->adopt ? store_adopt(s, cfg, err) : store_files_make(s, cfg, err);
+    if (status == STK_OK) status = store_files_add(s, err);
     if (status != STK_OK) {
         store_close(s);
         return status;
@@ -160,9 +222,12 @@ void store_close(struct store *s)
     }
     for (uint32_t i = 0; i < s->n_lanes; i++) exec_lane_close(s->lanes[i]);
     store_files_close(s);
+    store_table_close(s);
     sys_free(s->extents);
     sys_free(s);
 }
+
+void store_discard(struct store *s) { s->discard = true; }
 
 const char *store_describe(const struct store *s) { return s->description; }
 
@@ -174,14 +239,23 @@ uint32_t store_notes(const struct store *s, const char *const **out)
 
 /* --- the end of an operation (io's lane) ------------------------------------------------------ */
 
+void store_ended(struct store *s)
+{
+    if (atomic_fetch_sub_explicit(&s->in_flight, 1, memory_order_acq_rel) == 1)
+        exec_event_set(&s->drained);
+}
+
 static void op_finish(void *arg)
 {
     struct store_op *op = arg;
     struct store *s = op->store;
     struct store_extent *e = &s->extents[op->extent];
+    struct store_path *p = &s->paths[e->path];
     bool put = op->state == OP_PUT;
     if (put) {
         e->writing = false;
+        e->failed = op->status != STK_OK;
+        if (!e->fleeting) s->puts_open--;
         if (op->status == STK_OK) {
             e->slots[op->slot] = (struct store_slot){ op->version, op->crc };
             e->newest = op->slot;
@@ -192,12 +266,12 @@ static void op_finish(void *arg)
     if (op->status == STK_OK) {
         count_add(put ? &s->puts : &s->gets, 1);
         count_add(put ? &s->put_bytes : &s->get_bytes, e->payload_bytes);
+        count_add(put ? &p->write_bytes : &p->read_bytes, store_round(e->payload_bytes));
     }
     op->state = OP_IDLE;
     op->done_ns = exec_now_ns(s->ex);
     op->done(op); /* from here on the operation is the caller's again */
-    if (atomic_fetch_sub_explicit(&s->in_flight, 1, memory_order_acq_rel) == 1)
-        exec_event_set(&s->drained);
+    store_ended(s);
 }
 
 /* Hands the operation to a lane; its node is free whenever this is called. */
@@ -318,16 +392,63 @@ static void put_checksum(void *arg)
     op_post(op, op->store->lane, put_submit);
 }
 
-static uint32_t free_slot(const struct store *s, const struct store_extent *e)
+/* The oldest slot that is neither protected nor the newest; else the newest; STORE_ROOM_MAX: all
+ * are protected. */
+static uint32_t free_slot(const struct store_extent *e)
 {
     uint32_t best = STORE_ROOM_MAX;
-    for (uint32_t k = 0; k < s->room; k++) {
-        if (s->room > 1 && k == e->newest) continue;
+    for (uint32_t k = 0; k < e->room; k++) {
+        if (k == e->newest || store_slot_protected(e, k)) continue;
         /* empty counts as 0 */
         if (best == STORE_ROOM_MAX || e->slots[best].version + 1 > e->slots[k].version + 1)
             best = k;
     }
+    if (best == STORE_ROOM_MAX && e->newest < STORE_ROOM_MAX && !store_slot_protected(e, e->newest))
+        return e->newest;
     return best;
+}
+
+static void put_go(struct store *s, struct store_op *op, uint32_t slot)
+{
+    struct store_extent *e = &s->extents[op->extent];
+    op->slot = slot;
+    e->slots[slot].version = STORE_NONE; /* until it is complete, what lies there is nothing */
+    if (e->newest == slot) e->newest = STORE_ROOM_MAX;
+    if (s->checksums) op_post(op, next_checksum_lane(s), put_checksum);
+    else op_transfer(op, IO_WRITE, put_written);
+}
+
+static void put_stuck(struct store *s, struct store_op *op)
+{
+    const struct store_extent *e = &s->extents[op->extent];
+    op->status = stk_error_set(&op->error, STK_ERR_STATE, 0,
+                               "extent %u (%.400s): no version may be overwritten, because the "
+                               "table of a commit that failed could not be taken back; check "
+                               "the drive and resume from the durable step",
+                               op->extent, file_of(s, e));
+    op_post(op, s->lane, op_finish);
+}
+
+static void put_wait(struct store *s, struct store_op *op)
+{
+    op->next = NULL;
+    if (s->wait_tail) s->wait_tail->next = op;
+    else s->wait_head = op;
+    s->wait_tail = op;
+    count_add(&s->puts_waited, 1);
+}
+
+void store_puts_release(struct store *s)
+{
+    struct store_op *op = s->wait_head;
+    s->wait_head = s->wait_tail = NULL;
+    while (op) {
+        struct store_op *next = op->next;
+        uint32_t slot = free_slot(&s->extents[op->extent]);
+        if (slot < STORE_ROOM_MAX) put_go(s, op, slot);
+        else put_stuck(s, op);
+        op = next;
+    }
 }
 
 stk_status store_put(struct store *s, struct store_op *op, struct stk_error *err)
@@ -338,12 +459,13 @@ stk_status store_put(struct store *s, struct store_op *op, struct stk_error *err
     STK_ASSERT(!e->writing && e->readers == 0);
     op_begin(s, op, OP_PUT);
     op->crc = 0;
-    op->slot = free_slot(s, e);
+    op->slot = e->newest < STORE_ROOM_MAX ? e->newest : 0; /* for sentences, until it has one */
     e->writing = true;
-    e->slots[op->slot].version = STORE_NONE; /* until it is complete, what lies there is nothing */
-    if (e->newest == op->slot) e->newest = STORE_ROOM_MAX;
-    if (s->checksums) op_post(op, next_checksum_lane(s), put_checksum);
-    else op_transfer(op, IO_WRITE, put_written);
+    if (!e->fleeting) s->puts_open++;
+    uint32_t slot = free_slot(e);
+    if (slot < STORE_ROOM_MAX) put_go(s, op, slot);
+    else if (s->commit) put_wait(s, op);
+    else put_stuck(s, op);
     return STK_OK;
 }
 
@@ -379,10 +501,10 @@ static void get_read(struct io_req *req)
     else op_finish(op);
 }
 
-static uint32_t slot_with(const struct store *s, const struct store_extent *e, uint64_t version)
+static uint32_t slot_with(const struct store_extent *e, uint64_t version)
 {
     if (version == STORE_NONE) return e->newest;
-    for (uint32_t k = 0; k < s->room; k++)
+    for (uint32_t k = 0; k < e->room; k++)
         if (e->slots[k].version == version) return k;
     return STORE_ROOM_MAX;
 }
@@ -411,7 +533,7 @@ stk_status store_get(struct store *s, struct store_op *op, struct stk_error *err
     STK_ASSERT(!e->writing);
     op_begin(s, op, OP_GET);
     e->readers++;
-    op->slot = slot_with(s, e, op->version);
+    op->slot = slot_with(e, op->version);
     if (op->slot == STORE_ROOM_MAX) {
         version_missing(op);
         op_post(op, s->lane, op_finish);
@@ -456,6 +578,9 @@ static void describe_oldest(void *arg)
                  "the oldest is a %s of extent %u (%.400s at byte %llu)",
                  oldest->writing ? "put" : "get", (uint32_t)(oldest - s->extents),
                  file_of(s, oldest), (unsigned long long)oldest->offset_bytes);
+    else if (s->commit)
+        snprintf(s->oldest, sizeof s->oldest, "it is the commit of step %llu",
+                 (unsigned long long)s->commit->step);
     else
         snprintf(s->oldest, sizeof s->oldest, "none is left now");
     exec_event_set(&s->answered);
@@ -476,7 +601,7 @@ stk_status store_drain(struct store *s, uint64_t deadline_ns, struct stk_error *
     exec_post(s->lane, &s->ask);
     exec_event_wait(&s->answered, UINT64_MAX, NULL);
     return stk_error_set(err, STK_ERR_STALLED, 0,
-                         "%llu puts and gets have not completed in time; %s; the drive or its "
+                         "%llu puts, gets and commits have not completed in time; %s; the drive or its "
                          "driver may be stuck (see the kernel "
                          "log)",
                          (unsigned long long)left, s->oldest);
@@ -491,4 +616,16 @@ void store_stats_read(const struct store *s, struct store_stats *out)
     out->gets = atomic_load_explicit(&m->gets, memory_order_relaxed);
     out->puts = atomic_load_explicit(&m->puts, memory_order_relaxed);
     out->verify_failures = atomic_load_explicit(&m->verify_failures, memory_order_relaxed);
+    out->commits = atomic_load_explicit(&m->commits, memory_order_relaxed);
+    out->commit_ns = atomic_load_explicit(&m->commit_ns, memory_order_relaxed);
+    out->puts_waited = atomic_load_explicit(&m->puts_waited, memory_order_relaxed);
+}
+
+void store_path_stats_read(const struct store *s, uint32_t path, struct store_path_stats *out)
+{
+    STK_ASSERT(path < s->n_paths);
+    struct store_path *p = (struct store_path *)(uintptr_t)&s->paths[s->path_of_cfg[path]];
+    out->read_bytes = atomic_load_explicit(&p->read_bytes, memory_order_relaxed);
+    out->write_bytes = atomic_load_explicit(&p->write_bytes, memory_order_relaxed);
+    out->extents_bytes = p->size_bytes;
 }

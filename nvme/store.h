@@ -21,8 +21,10 @@
  *
  * VERSIONS. `room` slots per extent (1 for volatile classes). A slot is PROTECTED while a durable
  * table on disk, or one being committed, refers to it. A put goes to a slot that is not protected:
- * over the newest one if that is not protected itself, else to a free one. If every slot is
- * protected, which only a commit in flight brings about, the put waits for its end inside the store.
+ * one that does not hold the newest version if there is one, else over that. If every slot is
+ * protected, which a commit in flight brings about, the put waits for its end inside the store. (A
+ * commit whose table could be neither finished nor taken back leaves its slots protected, too: puts
+ * that find no slot then fail until a later commit succeeds; with room 3 there is always one.)
  *   room 1: nothing durable. room 2: one durable step and the newest. room 3: a commit may be in
  *   flight while the next step writes.
  *
@@ -125,13 +127,16 @@ struct store_commit {
     struct exec_task task;
     struct store *store;
     uint32_t left, phase;
+    bool failed;
 };
 
 /* Bytes on each path that store_open will need (rounded, all versions, table), for the memory table
  * and the refusal before anything is written. A pure function of the configuration (limits and
- * weights included). */
+ * weights included): what is made where as much is free. Where less is free and limits are 0, the
+ * store shares out by what is free instead, and says so in its notes. Limits that are too small: the
+ * figures without limits. */
 uint64_t store_need_bytes(const struct store_cfg *cfg, uint32_t path);
-/* Host memory that the store will hold: tables of extents, and the commit's buffer. */
+/* Host memory that the store will hold: tables of extents, names, and the commit's buffer. */
 uint64_t store_memory_bytes(const struct store_cfg *cfg);
 /* Checks room on every path (free space against need: STK_ERR_NOSPACE with the numbers), then makes
  * folder, lock and files, or adopts. Nothing is left behind on error; an adopted store is as it was
@@ -159,8 +164,10 @@ struct store_found {
 };
 /* Reads tables; changes nothing. `run_id` NULL or "": any run's, the newest step. Owned by the
  * caller (store_found_free). STK_END: there is none, *out NULL. STK_ERR_STATE: the store is in use
- * by a live run (named). STK_ERR_CORRUPT: tables are there but none is whole: the sentence names
- * each file and what is wrong with it. `disk`: the simulated one, or NULL. */
+ * by a live run (named). STK_ERR_CONFIG: a part of it lies on a path that was not given (named).
+ * STK_ERR_CORRUPT: tables are there but none is whole: the sentence names each file and what is
+ * wrong with it (a run that ended within its first commit looks so, too). A whole and complete store
+ * is preferred to all of these. `disk`: the simulated one (which has no locks), or NULL. */
 stk_status store_find(const char *const *paths, uint32_t n_paths, const char *run_id,
                       struct io_sim_disk *disk, struct store_found **out, struct stk_error *err);
 void store_found_free(struct store_found *f);
@@ -176,7 +183,9 @@ uint32_t store_notes(const struct store *s, const char *const **out);
 stk_status store_put(struct store *s, struct store_op *op, struct stk_error *err);
 stk_status store_get(struct store *s, struct store_op *op, struct stk_error *err);
 /* Lane only. Never blocks. STK_OK: c->done will be called once. STK_ERR_CONFIG: the payload is larger
- * than announced, or the store was opened without durable steps. */
+ * than announced, or the store was opened without durable steps. STK_ERR_STATE: the last put of an
+ * extent (named) failed: put it again first. After an error in done the table before counts; if
+ * taking the failed table back failed too, a later process may still find it, whole. */
 stk_status store_commit_submit(struct store *s, struct store_commit *c, struct stk_error *err);
 /* Step of the durable table that counts; false: none. After an adoption: the one found. Lane, or
  * while nothing is in flight. */

@@ -1,6 +1,7 @@
-/* nvme/store_files.c - the store's folders, locks and files, and where each extent lies.
+/* nvme/store_files.c - the store's folders, locks and files.
  *
- * Application's thread, at open and close. Knows nothing of versions and checksums.
+ * Application's thread, at open and close. Knows nothing of versions, checksums and
+ * tables.
  *
  * A run's folder carries an open file lock (flock: it goes with the process, however that ends).
  * Looking for dead folders and making one's own both happen under a lock of the path itself, so
@@ -13,67 +14,88 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
-#define LOCK_TEXT_MAX 256
+/* --- files of a real or simulated disk --------------------------------------------------------- */
 
-static void note(struct store *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-static void note(struct store *s, const char *fmt, ...)
+bool store_file_size(struct io_sim_disk *disk, const char *name, uint64_t *out_bytes)
 {
-    char text[1024];
-    va_list ap;
-    va_start(ap, fmt);
-    vsnprintf(text, sizeof text, fmt, ap);
-    va_end(ap);
-    if (s->n_notes < STORE_NOTES_MAX && (s->notes[s->n_notes] = sys_strdup(text))) s->n_notes++;
+    struct stat st;
+    if (disk) return io_sim_file_size(disk, name, out_bytes);
+    if (stat(name, &st) != 0) return false;
+    *out_bytes = (uint64_t)st.st_size;
+    return true;
 }
 
-/* --- placement -------------------------------------------------------------------------------- */
-
-void store_place(const struct store_cfg *cfg, struct store_extent *extents,
-                 uint64_t path_bytes[STORE_PATHS_MAX])
+int64_t store_file_read(struct io_sim_disk *disk, const char *name, void *buf, uint64_t size_bytes,
+                        uint64_t offset_bytes)
 {
-    bool weighted = false;
-    for (uint32_t k = 0; k < cfg->n_paths; k++) weighted |= cfg->weights[k] > 0;
-    for (uint32_t k = 0; k < STORE_PATHS_MAX; k++) path_bytes[k] = 0;
-    for (uint32_t i = 0; i < cfg->n_extents; i++) {
-        uint64_t size = store_round(cfg->extent_bytes[i]) * cfg->room;
-        uint32_t best = 0;
-        double best_load = -1;
-        for (uint32_t k = 0; k < cfg->n_paths; k++) {
-            if (weighted && !(cfg->weights[k] > 0)) continue; /* a drive of no speed gets nothing */
-            double load = (double)(path_bytes[k] + size) / (weighted ? cfg->weights[k] : 1.0);
-            if (best_load >= 0 && load >= best_load) continue;
-            best_load = load;
-            best = k;
-        }
-        if (extents) {
-            extents[i].path = best;
-            extents[i].offset_bytes = path_bytes[best];
-            extents[i].payload_bytes = cfg->extent_bytes[i];
-        }
-        path_bytes[best] += size;
+    if (disk) return io_sim_peek(disk, name, offset_bytes, buf, size_bytes) ? (int64_t)size_bytes : 0;
+    int fd = sys_open(name, O_RDONLY, 0);
+    if (fd < 0) return -1;
+    int64_t n = sys_read_full(fd, buf, size_bytes, offset_bytes);
+    int saved = errno;
+    sys_close(fd);
+    errno = saved;
+    return n;
+}
+
+int store_file_write(struct io_sim_disk *disk, const char *name, const void *buf,
+                     uint64_t size_bytes, uint64_t offset_bytes)
+{
+    errno = EIO;
+    if (disk) return io_sim_poke(disk, name, offset_bytes, buf, size_bytes) ? 0 : -1;
+    int fd = sys_open(name, O_RDWR, 0);
+    if (fd < 0) return -1;
+    bool ok = size_bytes == 0 ||
+              sys_write_full(fd, buf, size_bytes, offset_bytes) == (int64_t)size_bytes;
+    ok = ok && sys_fsync(fd) == 0;
+    int saved = errno;
+    sys_close(fd);
+    errno = saved;
+    return ok ? 0 : -1;
+}
+
+static bool is_own_file(const char *name)
+{
+    unsigned k;
+    int end = 0;
+    if (strcmp(name, STORE_LOCK_NAME) == 0 || strcmp(name, STORE_TABLE_NAME) == 0) return true;
+    return sscanf(name, "extents-%2u.bin%n", &k, &end) == 1 && end > 0 && !name[end];
+}
+
+/* What else lies there is not the store's: then the folder stays, too. */
+int store_folder_remove(const char *folder, struct io_sim_disk *disk)
+{
+    char name[STORE_PATH_TEXT_MAX];
+    for (uint32_t k = 0; disk && k < STORE_PATHS_MAX; k++) {
+        snprintf(name, sizeof name, "%s/extents-%u.bin", folder, k);
+        io_sim_file_remove(disk, name);
     }
-}
-
-uint64_t store_need_bytes(const struct store_cfg *cfg, uint32_t path)
-{
-    uint64_t bytes[STORE_PATHS_MAX];
-    store_place(cfg, NULL, bytes);
-    return path < STORE_PATHS_MAX ? bytes[path] : 0;
+    snprintf(name, sizeof name, "%s/" STORE_TABLE_NAME, folder);
+    if (disk) io_sim_file_remove(disk, name);
+    if (disk) return 0;
+    DIR *dir = opendir(folder);
+    struct dirent *e;
+    while (dir && (e = readdir(dir))) {
+        snprintf(name, sizeof name, "%s/%s", folder, e->d_name);
+        if (is_own_file(e->d_name) && strcmp(e->d_name, STORE_LOCK_NAME) != 0) (void)remove(name);
+    }
+    if (dir) closedir(dir);
+    snprintf(name, sizeof name, "%s/" STORE_LOCK_NAME, folder);
+    (void)remove(name);
+    return rmdir(folder);
 }
 
 /* --- folders of dead runs --------------------------------------------------------------------- */
 
-static bool is_run_folder(const char *name)
+bool store_is_run_folder(const char *name)
 {
     size_t n = strlen(STORE_FOLDER_PREFIX);
     if (strncmp(name, STORE_FOLDER_PREFIX, n) != 0 || strlen(name) != n + 16) return false;
@@ -92,51 +114,64 @@ static bool owner_alive(const char *text)
     return kill(pid, 0) == 0 || errno == EPERM;
 }
 
-/* Whether the run that made `folder` has ended; its lock's text goes to `text`. */
-static bool run_is_dead(const char *folder, char text[LOCK_TEXT_MAX])
+bool store_run_lock(const char *folder, int *out_fd, char text[STORE_LOCK_TEXT_MAX])
 {
+    char name[STORE_PATH_TEXT_MAX];
     text[0] = '\0';
-    char *name = sys_format("%s/lock", folder);
-    if (!name) return false;
+    *out_fd = -1;
+    snprintf(name, sizeof name, "%s/" STORE_LOCK_NAME, folder);
     int fd = sys_open(name, O_RDWR, 0);
-    sys_free(name);
     if (fd < 0) return errno == ENOENT; /* it died between making the folder and the lock */
-    int64_t n = sys_read_full(fd, text, LOCK_TEXT_MAX - 1, 0);
+    int64_t n = sys_read_full(fd, text, STORE_LOCK_TEXT_MAX - 1, 0);
     text[n > 0 ? n : 0] = '\0';
-    bool dead;
-    if (flock(fd, LOCK_EX | LOCK_NB) == 0) dead = true;
-    else dead = errno != EWOULDBLOCK && !owner_alive(text);
-    sys_close(fd);
+    bool locked = flock(fd, LOCK_EX | LOCK_NB) == 0;
+    bool dead = locked || (errno != EWOULDBLOCK && !owner_alive(text));
+    for (char *c = text; *c; c++)
+        if (*c == '\n') *c = c[1] ? ',' : '\0';
+    if (locked) *out_fd = fd;
+    else sys_close(fd);
+    errno = 0;
     return dead;
+}
+
+/* Whether any of the store's paths holds a table of this run that counts, or may. */
+static bool run_is_durable(struct store *s, const char *run_id, uint64_t *step)
+{
+    const char *paths[STORE_PATHS_MAX];
+    struct store_run run;
+    for (uint32_t k = 0; k < s->n_paths; k++) paths[k] = s->paths[k].path;
+    if (store_run_read(paths, s->n_paths, run_id, NULL, &run, NULL) != STK_OK) return true;
+    bool durable = run.table || run.unknown;
+    *step = run.table ? ((const struct store_table_head *)(const void *)run.table)->step : 0;
+    store_run_free(&run);
+    return durable;
 }
 
 static void remove_if_dead(struct store *s, const char *path, const char *name)
 {
-    char text[LOCK_TEXT_MAX];
+    char text[STORE_LOCK_TEXT_MAX], folder[STORE_PATH_TEXT_MAX];
     struct stat st;
-    char *folder = sys_format("%s/%s", path, name),
-         *table = sys_format("%s/%s/" STORE_TABLE_NAME, path, name);
-    if (folder && table && lstat(folder, &st) == 0 && S_ISDIR(st.st_mode) &&
-        run_is_dead(folder, text)) {
-        for (char *c = text; *c; c++)
-            if (*c == '\n') *c = c[1] ? ',' : '\0';
-        const char *who = text[0] ? text : "no lock file";
-        if (lstat(table, &st) == 0)
-            note(s,
-                 "%s: a durable store of a run that has ended is kept (%s); resume from it or "
-                 "delete it",
-                 folder, who);
-        else if (sys_remove_tree(folder) == 0)
-            note(s, "%s: removed, its run has ended (%s)", folder, who);
-        else
-            note(s, "%s: its run has ended (%s) but it cannot be removed: %s", folder, who,
-                 strerror(errno));
-    }
-    sys_free(folder);
-    sys_free(table);
+    uint64_t step = 0;
+    int fd = -1;
+    snprintf(folder, sizeof folder, "%s/%s", path, name);
+    if (lstat(folder, &st) != 0 || !S_ISDIR(st.st_mode) || !store_run_lock(folder, &fd, text))
+        return;
+    const char *who = text[0] ? text : "no lock file";
+    if (run_is_durable(s, name + strlen(STORE_FOLDER_PREFIX), &step))
+        store_note(s,
+                   "%s: a durable store of a run that has ended (step %llu) is kept (%s); resume "
+                   "from it or discard it",
+                   folder, (unsigned long long)step, who);
+    else if (store_folder_remove(folder, NULL) == 0)
+        store_note(s, "%s: removed, its run has ended (%s) and no durable step is there", folder,
+                   who);
+    else
+        store_note(s, "%s: its run has ended (%s) but it cannot be removed: %s", folder, who,
+                   strerror(errno));
+    if (fd >= 0) sys_close(fd);
 }
 
-static stk_status lock_path(const char *path, int *out_fd, struct stk_error *err)
+stk_status store_path_lock(const char *path, int *out_fd, struct stk_error *err)
 {
     *out_fd = sys_open(path, O_RDONLY | O_DIRECTORY, 0);
     if (*out_fd < 0)
@@ -152,11 +187,11 @@ static stk_status lock_path(const char *path, int *out_fd, struct stk_error *err
 static stk_status remove_dead_runs(struct store *s, const char *path, struct stk_error *err)
 {
     int fd;
-    STK_TRY(lock_path(path, &fd, err));
+    STK_TRY(store_path_lock(path, &fd, err));
     DIR *dir = opendir(path);
     struct dirent *e;
     while (dir && (e = readdir(dir)))
-        if (is_run_folder(e->d_name)) remove_if_dead(s, path, e->d_name);
+        if (store_is_run_folder(e->d_name)) remove_if_dead(s, path, e->d_name);
     if (dir) closedir(dir);
     sys_close(fd);
     return STK_OK;
@@ -164,38 +199,65 @@ static stk_status remove_dead_runs(struct store *s, const char *path, struct stk
 
 /* --- room ------------------------------------------------------------------------------------- */
 
-/* Paths may share a file system: what they need there adds up. Also gives each device a drive
- * number. */
-static stk_status check_room(struct store *s, struct stk_error *err)
+stk_status store_drives(struct store *s, struct store_free *room, struct stk_error *err)
 {
     dev_t devices[STORE_PATHS_MAX];
     uint32_t n_devices = 0;
     for (uint32_t k = 0; k < s->n_paths; k++) {
         struct stat st;
+        if (s->sim_disk) { /* one medium, a drive for each path */
+            s->paths[k].drive = k;
+            room->group[k] = 0;
+            room->bytes[0] = io_sim_free_bytes(s->sim_disk);
+            continue;
+        }
         if (stat(s->paths[k].path, &st) != 0)
             return stk_error_set(err, STK_ERR_IO, errno, "%s: %s", s->paths[k].path,
                                  strerror(errno));
         uint32_t d = 0;
         while (d < n_devices && devices[d] != st.st_dev) d++;
         if (d == n_devices) devices[n_devices++] = st.st_dev;
-        s->paths[k].drive = d;
-    }
-    for (uint32_t k = 0; k < s->n_paths; k++) {
-        uint64_t need = 0;
-        for (uint32_t j = 0; j < s->n_paths; j++)
-            if (s->paths[j].drive == s->paths[k].drive) need += s->paths[j].size_bytes;
+        s->paths[k].drive = room->group[k] = d;
         int64_t have = sys_disk_free(s->paths[k].path);
         if (have < 0)
             return stk_error_set(err, STK_ERR_IO, errno, "%s: cannot ask for free space: %s",
                                  s->paths[k].path, strerror(errno));
-        if (need > (uint64_t)have)
-            return stk_error_set(err, STK_ERR_NOSPACE, 0,
-                                 "%s: the store needs %llu bytes there (all versions of its "
-                                 "extents) and %lld are free; free "
-                                 "%llu bytes, name another path, or keep fewer states on NVMe",
-                                 s->paths[k].path, (unsigned long long)need, (long long)have,
-                                 (unsigned long long)(need - (uint64_t)have));
+        room->bytes[d] = (uint64_t)have;
     }
+    return STK_OK;
+}
+
+/* Paths may share a file system: what they need there adds up. Places by the configured limits, and
+ * where that is more than what is free, by what is free. */
+static stk_status place(struct store *s, const struct store_cfg *cfg, const struct store_free *room,
+                        struct stk_error *err)
+{
+    uint64_t bytes[STORE_PATHS_MAX], again[STORE_PATHS_MAX], short_by = 0, need = 0;
+    uint32_t where = 0;
+    STK_TRY(store_place(cfg, NULL, s->extents, bytes, err));
+    for (uint32_t k = 0; k < s->n_paths && short_by == 0; k++) {
+        need = 0;
+        for (uint32_t j = 0; j < s->n_paths; j++)
+            if (room->group[j] == room->group[k]) need += bytes[j] + 2 * s->half_bytes;
+        if (need <= room->bytes[room->group[k]]) continue;
+        short_by = need - room->bytes[room->group[k]];
+        where = k;
+    }
+    if (short_by > 0) {
+        if (s->n_paths == 1 || store_place(cfg, room, s->extents, again, NULL) != STK_OK)
+            return stk_error_set(
+                err, STK_ERR_NOSPACE, 0,
+                "%s: the store needs %llu bytes there (all versions of its extents) and %llu are "
+                "free; free %llu bytes, name another path, or keep fewer states on NVMe",
+                s->paths[where].path, (unsigned long long)need,
+                (unsigned long long)room->bytes[room->group[where]], (unsigned long long)short_by);
+        store_note(s,
+                   "%s: %llu bytes short of its share of the store by speed; the other paths hold "
+                   "more instead",
+                   s->paths[where].path, (unsigned long long)short_by);
+        memcpy(bytes, again, sizeof bytes);
+    }
+    for (uint32_t k = 0; k < s->n_paths; k++) s->paths[k].size_bytes = bytes[k];
     return STK_OK;
 }
 
@@ -206,113 +268,172 @@ static stk_status no_memory(const char *path, struct stk_error *err)
     return stk_error_set(err, STK_ERR_NOMEM, 0, "%s: no memory for file names", path);
 }
 
-static stk_status name_folder(struct store_path *p, uint32_t k, struct stk_error *err)
+stk_status store_path_name(struct store *s, struct store_path *p, uint32_t k, struct stk_error *err)
 {
-    uint64_t random = 0;
-    if (getrandom(&random, sizeof random, 0) != sizeof random)
-        random = (uint64_t)getpid() << 32 ^ (uint64_t)time(NULL);
-    char *folder =
-        sys_format("%s/" STORE_FOLDER_PREFIX "%016llx", p->path, (unsigned long long)random);
-    p->file = folder ? sys_format("%s/extents-%u.bin", folder, k) : NULL;
-    if (!p->file) {
-        sys_free(folder);
-        return no_memory(p->path, err);
-    }
-    p->folder = folder;
+    p->folder = sys_format("%s/" STORE_FOLDER_PREFIX "%s", p->path, s->run_id);
+    if (!p->folder) return no_memory(p->path, err);
+    if (strlen(p->folder) + 32 > STORE_PATH_TEXT_MAX)
+        return stk_error_set(err, STK_ERR_CONFIG, 0, "%s: is too long a name for a swap folder",
+                             p->path);
+    p->file = sys_format("%s/extents-%u.bin", p->folder, k);
+    p->table = s->half_bytes ? sys_format("%s/" STORE_TABLE_NAME, p->folder) : NULL;
+    return p->file && (p->table || !s->half_bytes) ? STK_OK : no_memory(p->path, err);
+}
+
+int store_lock_write(int fd)
+{
+    char text[STORE_LOCK_TEXT_MAX], host[128] = "unknown";
+    gethostname(host, sizeof host - 1);
+    memset(text, 0, sizeof text);
+    int n = snprintf(text, sizeof text, "host %s\npid %d\nstarted %lld\n", host, (int)getpid(),
+                     (long long)time(NULL));
+    if (ftruncate(fd, 0) != 0) return -1;
+    return sys_write_full(fd, text, (uint64_t)n, 0) == n ? 0 : -1;
+}
+
+stk_status store_lock_make(struct store_path *p, int flags, struct stk_error *err)
+{
+    char name[STORE_PATH_TEXT_MAX];
+    snprintf(name, sizeof name, "%s/" STORE_LOCK_NAME, p->folder);
+    p->lock_fd = sys_open(name, O_RDWR | O_CREAT | flags, 0644);
+    if (p->lock_fd < 0 || store_lock_write(p->lock_fd) != 0)
+        return stk_error_set(err, errno == ENOSPC ? STK_ERR_NOSPACE : STK_ERR_IO, errno,
+                             "%s: cannot be written: %s", name, strerror(errno));
+    if (flock(p->lock_fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        return stk_error_set(err, STK_ERR_STATE, errno,
+                             "%s: is locked by another run, which cannot be", name);
     return STK_OK;
 }
 
-static stk_status make_lock(struct store_path *p, struct stk_error *err)
+static stk_status make_folder(struct store_path *p, struct stk_error *err)
 {
-    char *name = sys_format("%s/lock", p->folder), text[LOCK_TEXT_MAX], host[128] = "unknown";
-    if (!name) return no_memory(p->path, err);
-    gethostname(host, sizeof host - 1);
-    int n = snprintf(text, sizeof text, "host %s\npid %d\nstarted %lld\n", host, (int)getpid(),
-                     (long long)time(NULL));
-    p->lock_fd = sys_open(name, O_RDWR | O_CREAT | O_EXCL, 0644);
-    stk_status status = STK_OK;
-    if (p->lock_fd < 0 || sys_write_full(p->lock_fd, text, (uint64_t)n, 0) != n)
-        status = stk_error_set(err, errno == ENOSPC ? STK_ERR_NOSPACE : STK_ERR_IO, errno,
-                               "%s: cannot be written: %s", name, strerror(errno));
-    else if (flock(p->lock_fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-        status = stk_error_set(err, STK_ERR_STATE, errno,
-                               "%s: is locked by another run, which cannot be", name);
-    sys_free(name);
-    return status;
-}
-
-static stk_status make_folder(struct store *s, uint32_t k, struct stk_error *err)
-{
-    struct store_path *p = &s->paths[k];
     int path_fd;
-    STK_TRY(lock_path(p->path, &path_fd, err));
-    stk_status status = name_folder(p, k, err);
-    if (status == STK_OK && sys_mkdirs(p->folder) != 0)
+    struct stat st;
+    stk_status status = STK_OK;
+    STK_TRY(store_path_lock(p->path, &path_fd, err));
+    if (lstat(p->folder, &st) == 0) {
+        status = stk_error_set(err, STK_ERR_STATE, 0,
+                               "%s: is there already; resume from it, discard it, or choose "
+                               "another run id (a folder given twice meets itself)",
+                               p->folder);
+    } else if (sys_mkdirs(p->folder) != 0) {
         status = stk_error_set(err, errno == ENOSPC ? STK_ERR_NOSPACE : STK_ERR_IO, errno,
                                "%s: cannot be made: %s", p->folder, strerror(errno));
-    if (status == STK_OK) status = make_lock(p, err);
+    } else {
+        p->made = true;
+        status = store_lock_make(p, O_EXCL, err);
+    }
     sys_close(path_fd);
     return status;
 }
 
-static stk_status make_file(const struct store_path *p, struct stk_error *err)
+/* `durable`: what is made must outlive a power cut. */
+static stk_status make_file(const char *name, uint64_t size_bytes, bool durable,
+                            struct stk_error *err)
 {
-    int fd = sys_open(p->file, O_RDWR | O_CREAT | O_EXCL, 0644);
+    int fd = sys_open(name, O_RDWR | O_CREAT | O_EXCL, 0644);
     if (fd < 0)
-        return stk_error_set(err, STK_ERR_IO, errno, "%s: cannot be made: %s", p->file,
+        return stk_error_set(err, STK_ERR_IO, errno, "%s: cannot be made: %s", name,
                              strerror(errno));
-    int rc = sys_fallocate(fd, p->size_bytes);
+    int rc = sys_fallocate(fd, size_bytes);
+    if (rc == 0 && durable && sys_fsync(fd) != 0) rc = errno;
     sys_close(fd);
     if (rc == 0) return STK_OK;
     return stk_error_set(err, rc == ENOSPC || rc == EDQUOT ? STK_ERR_NOSPACE : STK_ERR_IO, rc,
                          "%s: cannot be given its %llu bytes: %s; free space there or name another "
                          "path",
-                         p->file, (unsigned long long)p->size_bytes, strerror(rc));
+                         name, (unsigned long long)size_bytes, strerror(rc));
 }
 
-static stk_status open_on_sim(struct store *s, struct stk_error *err)
+static stk_status make_files(struct store *s, struct store_path *p, struct stk_error *err)
 {
+    STK_TRY(make_file(p->file, p->size_bytes, p->table, err));
+    if (!p->table) return STK_OK;
+    STK_TRY(make_file(p->table, 2 * s->half_bytes, true, err));
+    if (sys_fsync_dir(p->folder) != 0 || sys_fsync_dir(p->path) != 0)
+        return stk_error_set(err, STK_ERR_IO, errno, "%s: cannot be flushed: %s", p->folder,
+                             strerror(errno));
+    return STK_OK;
+}
+
+static stk_status make_on_sim(struct store *s, struct store_path *p, struct stk_error *err)
+{
+    uint64_t bytes;
+    if (io_sim_file_size(s->sim_disk, p->file, &bytes))
+        return stk_error_set(err, STK_ERR_STATE, 0, "%s: is there already", p->file);
+    p->made = true;
+    STK_TRY(io_sim_file_create(s->sim_disk, p->file, p->size_bytes, err));
+    if (!p->table) return STK_OK;
+    return io_sim_file_create(s->sim_disk, p->table, 2 * s->half_bytes, err);
+}
+
+stk_status store_files_make(struct store *s, const struct store_cfg *cfg, struct stk_error *err)
+{
+    struct store_free room;
     for (uint32_t k = 0; k < s->n_paths; k++) {
         struct store_path *p = &s->paths[k];
-        p->drive = k;
-        STK_TRY(name_folder(p, k, err));
-        STK_TRY(io_sim_file_create(s->sim_disk, p->file, p->size_bytes, err));
-        STK_TRY(io_file_add(s->io, p->file, p->drive, &p->io_file, err));
-        p->added = true;
+        s->path_of_cfg[k] = k;
+        p->path = sys_strdup(cfg->paths[k]);
+        if (!p->path) return no_memory(cfg->paths[k], err);
+        STK_TRY(store_path_name(s, p, k, err));
+    }
+    for (uint32_t k = 0; k < s->n_paths && !s->sim_disk; k++)
+        STK_TRY(remove_dead_runs(s, s->paths[k].path, err));
+    STK_TRY(store_drives(s, &room, err));
+    STK_TRY(place(s, cfg, &room, err));
+    for (uint32_t k = 0; k < s->n_paths; k++) {
+        struct store_path *p = &s->paths[k];
+        if (!s->sim_disk) {
+            STK_TRY(make_folder(p, err));
+            STK_TRY(make_files(s, p, err));
+        } else {
+            STK_TRY(make_on_sim(s, p, err));
+        }
     }
     return STK_OK;
 }
 
-stk_status store_files_open(struct store *s, struct stk_error *err)
+stk_status store_files_add(struct store *s, struct stk_error *err)
 {
-    if (s->sim_disk) return open_on_sim(s, err);
-    for (uint32_t k = 0; k < s->n_paths; k++) STK_TRY(remove_dead_runs(s, s->paths[k].path, err));
-    STK_TRY(check_room(s, err));
-    for (uint32_t k = 0; k < s->n_paths; k++) {
-        STK_TRY(make_folder(s, k, err));
-        STK_TRY(make_file(&s->paths[k], err));
-    }
     for (uint32_t k = 0; k < s->n_paths; k++) {
         struct store_path *p = &s->paths[k];
         STK_TRY(io_file_add(s->io, p->file, p->drive, &p->io_file, err));
         p->added = true;
+        if (!p->table) continue;
+        STK_TRY(io_file_add(s->io, p->table, p->drive, &p->io_table, err));
+        p->table_added = true;
     }
     return STK_OK;
+}
+
+/* Tables go first, everywhere: a set that lost a path would not be known for one that is complete.
+ * The lock stays held until the folder is gone: nobody may find it dead meanwhile. */
+static void remove_folders(struct store *s)
+{
+    for (uint32_t k = 0; k < s->n_paths; k++)
+        if (s->paths[k].made && s->paths[k].table && !s->sim_disk)
+            (void)remove(s->paths[k].table);
+    for (uint32_t k = 0; k < s->n_paths; k++)
+        if (s->paths[k].made) (void)store_folder_remove(s->paths[k].folder, s->sim_disk);
 }
 
 void store_files_close(struct store *s)
 {
     for (uint32_t k = 0; k < s->n_paths; k++) {
+        if (s->paths[k].added) io_file_remove(s->io, s->paths[k].io_file);
+        if (s->paths[k].table_added) io_file_remove(s->io, s->paths[k].io_table);
+    }
+    if (s->discard || !s->durable) remove_folders(s);
+    for (uint32_t k = 0; k < s->n_paths; k++) {
         struct store_path *p = &s->paths[k];
-        if (p->added) io_file_remove(s->io, p->io_file);
-        if (p->folder && s->sim_disk) io_sim_file_remove(s->sim_disk, p->file);
-        /* before the lock goes: nobody may find it dead meanwhile */
-        else if (p->folder) sys_remove_tree(p->folder);
         if (p->lock_fd >= 0) sys_close(p->lock_fd);
+        sys_free(p->table);
         sys_free(p->file);
         sys_free(p->folder);
         sys_free(p->path);
-        *p = (struct store_path){ .lock_fd = -1 };
+        p->path = p->folder = p->file = p->table = NULL;
+        p->made = p->added = p->table_added = false;
+        p->lock_fd = -1;
     }
     for (uint32_t i = 0; i < s->n_notes; i++) sys_free(s->notes[i]);
     s->n_notes = 0;

@@ -76,4 +76,44 @@ static inline stk_status get_one(struct world *w, struct store *s, uint32_t exte
     return status != STK_OK ? status : op->status;
 }
 
+/* --- commits ---------------------------------------------------------------------------------- */
+
+struct commit_call {
+    struct store *s;
+    struct store_commit c;
+    stk_status refused;
+    struct stk_error err;
+    bool done;
+};
+
+static inline void commit_done(struct store_commit *c)
+{
+    ((struct commit_call *)c->owner)->done = true;
+}
+
+static inline void commit_start(void *arg)
+{
+    struct commit_call *call = arg;
+    call->c.done = commit_done;
+    call->c.owner = call;
+    call->refused = store_commit_submit(call->s, &call->c, &call->err);
+}
+
+/* Submits and waits. What was refused, or how it ended; the sentence is in call->err. */
+static inline stk_status commit_one(struct world *w, struct store *s, uint64_t step,
+                                    const void *payload, uint64_t payload_bytes,
+                                    struct commit_call *call)
+{
+    *call = (struct commit_call){
+        .s = s, .c = { .step = step, .payload = payload, .payload_bytes = payload_bytes }
+    };
+    world_run(w, commit_start, call);
+    if (call->refused != STK_OK) return call->refused;
+    stk_status status = store_drain(s, UINT64_MAX, &call->err);
+    if (status != STK_OK) return status;
+    if (!call->done) return STK_ERR_STATE;
+    stk_error_forward(&call->err, &call->c.error);
+    return call->c.status;
+}
+
 #endif
