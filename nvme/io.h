@@ -96,6 +96,9 @@ void io_close(struct io *io);
  * ...)"; valid until io_close. */
 const char *io_describe(const struct io *io);
 enum io_kind io_kind_of(const struct io *io);
+/* True: files are open and every one is on a drive and transferred around the page cache. False:
+ * what is measured is memory's speed (BEN-01, NVM-22). */
+bool io_direct(const struct io *io);
 
 /* Opens an existing file for transfers (created and sized by the store). `drive` groups files that
  * share a device (one ring each). O_DIRECT is tried unless cfg.buffered; refusal falls back to

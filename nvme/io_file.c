@@ -81,7 +81,8 @@ stk_status io_file_open_real(struct io *io, struct io_file *f, struct stk_error 
         return stk_error_set(err, STK_ERR_IO, errno, "%s: cannot open for reading and writing: %s",
                              f->path, strerror(errno));
     struct statfs fs;
-    if (fstatfs(f->fd, &fs) == 0 && fs.f_type == TMPFS_TYPE)
+    f->in_memory = fstatfs(f->fd, &fs) == 0 && fs.f_type == TMPFS_TYPE;
+    if (f->in_memory)
         io_note(io, "swap files on tmpfs are in memory, not on a drive");
     else if (!f->direct && !io->cfg.buffered)
         io_note(io, "no O_DIRECT on a swap path, so transfers are buffered and measured rates are "

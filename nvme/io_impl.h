@@ -23,6 +23,7 @@
 
 struct io_file {
     bool used, direct;
+    bool in_memory;       /* on tmpfs: there is no drive */
     int fd;               /* real files; -1 on the simulated disk */
     uint32_t index, drive, align;
     /* a short transfer goes on from a multiple of this: align, or 1 where there is no O_DIRECT */

@@ -154,6 +154,18 @@ void io_close(struct io *io)
 
 const char *io_describe(const struct io *io) { return io->description; }
 enum io_kind io_kind_of(const struct io *io) { return io->kind; }
+
+bool io_direct(const struct io *io)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < IO_FILES_MAX; i++) {
+        if (!io->files[i].used) continue;
+        if (!io->files[i].direct || io->files[i].in_memory) return false;
+        any = true;
+    }
+    return any;
+}
+
 uint32_t io_align(const struct io *io) { return io->align; }
 
 /* --- drives and files ------------------------------------------------------------------------- */

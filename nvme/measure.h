@@ -38,13 +38,15 @@ struct measure_cfg {
     bool random;                /* else sequential, each lane of the depth in turn */
     uint64_t seed;
     uint64_t ramp_ns, run_ns;   /* moved without counting, then counted */
-    uint64_t bytes_max;         /* end earlier; 0: no limit */
+    uint64_t bytes_max;         /* end earlier, reads and writes and the ramp together (which then
+                                 * ends with half of them at the latest); 0: no limit */
     bool verify;                /* every block carries file, offset, pass and a checksum; every read
                                  * checks them */
     bool buffered, no_registration;
     const _Atomic bool *stop;   /* may be NULL */
-    const void *sim;            /* struct io_sim_cfg with IO_SIM (and a simulated exec: `ex`) */
-    struct exec *ex;            /* NULL: threads of its own */
+    const void *sim;            /* struct io_sim_cfg with IO_SIM (and a simulated exec: `ex`);
+                                 * borrowed until measure_close */
+    struct exec *ex;            /* NULL: threads of its own; borrowed until measure_close */
 };
 
 /* Latencies in buckets of a 1/32 of a power of two: percentiles within 3 %. */
@@ -55,7 +57,7 @@ void measure_histogram_add(struct measure_histogram *h, uint64_t ns);
 uint64_t measure_percentile(const struct measure_histogram *h, double q);
 
 struct measure_result {
-    double bytes_per_s;             /* reads and writes together */
+    double bytes_per_s;             /* reads and writes together (mixed: the sum of the two) */
     double read_bytes_per_s, write_bytes_per_s;
     double path_bytes_per_s[16];    /* of each path: the balance */
     uint64_t bytes, ns, requests;
@@ -70,14 +72,18 @@ struct measure_result {
  * and file_bytes), so that a sweep writes them once. */
 struct measure;
 stk_status measure_open(const struct measure_cfg *cfg, struct measure **out, struct stk_error *err);
-/* cfg: another mode, block, depth, time, seed...; paths and file_bytes as at open. */
+/* cfg: another mode, block, depth, time, seed...; paths and file_bytes as at open. Verify after
+ * writes that did not: the files are written in full again first. STK_OK with verify_failures > 0:
+ * the drive moved the bytes, but not those that belong there. STK_ERR_INTERRUPTED (`stop`): *out
+ * holds what was measured until then. STK_ERR_IO, STK_ERR_NOSPACE, STK_ERR_STALLED (a minute without
+ * any completion): the sentence names file, offset and what failed; another run is possible. */
 stk_status measure_run(struct measure *m, const struct measure_cfg *cfg, struct measure_result *out,
                        struct stk_error *err);
 void measure_close(struct measure *m);
 
 /* What a plan must know of one drive: sequential reads, writes and both at once at 1 MiB x 16, in
- * about `budget_ns` (a third each; writes at most `write_bytes_max`). Uses measure_open/run on one
- * path. */
+ * about `budget_ns` (a fifth for the first write, the rest a third each; writes at most
+ * `write_bytes_max`, 0: no limit, else at least 96 MiB). Uses measure_open/run on one path. */
 struct measure_rates {
     double read_bytes_per_s, write_bytes_per_s, both_bytes_per_s; /* both: the sum of the two */
     uint64_t read_p50_ns, read_p99_ns;      /* alone */

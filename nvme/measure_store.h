@@ -1,0 +1,30 @@
+/* nvme/measure_store.h - the same measurement through the extent store: what checksums, the table
+ * of versions and the hand-offs between threads cost.
+ *
+ * Each file's blocks become extents of `block_bytes`, striped over the paths by equal weights, one
+ * slot each, and all written once at open. Reads are store_get, writes store_put of a new version,
+ * the flush at the end is that of the store's files. Latencies are those of whole operations,
+ * checksums included. measure_run and measure_close take the object as any other; `depth` is per
+ * path, as without the store.
+ *
+ * To compare with measure_open: the same cfg for both, runs of the two in turn. To see the price of
+ * checksums: two objects, one with no_checksums, runs of the two in turn. */
+#ifndef NVME_MEASURE_STORE_H
+#define NVME_MEASURE_STORE_H
+
+#include "nvme/measure.h"
+
+struct measure_store_cfg {
+    struct measure_cfg plain;   /* verify must be false: the store's checksums do that */
+    bool no_checksums;
+    uint32_t checksum_lanes;    /* threads; 0: 1 */
+};
+
+/* Runs afterwards may change mode, random, seed, times, bytes_max and stop, and take a smaller
+ * depth; the rest stays as it was here (STK_ERR_CONFIG). A get whose checksum does not fit counts in
+ * verify_failures, and the run goes on. After STK_ERR_STALLED only measure_close is possible
+ * (STK_ERR_STATE). */
+stk_status measure_store_open(const struct measure_store_cfg *cfg, struct measure **out,
+                              struct stk_error *err);
+
+#endif
