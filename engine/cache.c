@@ -124,9 +124,10 @@ void cache_note(stk_engine *e, const struct eng_placement *pl)
             if (i < pl->cached[s]) held += bytes;
         }
         if (held == 0) continue;
-        eng_note(e, "%s: %u of %u %s (%.1f %%, %s) are kept in memory, the first that a step "
-                    "needs; the others on NVMe",
+        eng_note(e, "%s: %u of %u %s (%.1f %%, %s) are kept in memory%s",
                  name[s], pl->cached[s], units(e, s), s == CHUNK_PARAM ? "blocks" : "chunks",
-                 100.0 * (double)held / (double)all, mem_size_format(held, a));
+                 100.0 * (double)held / (double)all, mem_size_format(held, a),
+                 pl->cached[s] == units(e, s) ? ""
+                                              : ", the first that a step needs; the others on NVMe");
     }
 }

@@ -19,6 +19,8 @@
 #define SECOND_NS 1000000000ull
 #define MUCH_BYTES (4ull << 30)          /* moved by a step: then rates are worth a second */
 #define MEASURE_WRITE_BYTES (1ull << 30) /* at most, on each drive */
+#define MEASURE_LEAST_BYTES (128ull << 20) /* less room for it: no figures, as it would be a small
+                                            * file in the drive's cache */
 
 struct eng_drive {
     struct drive_facts facts;
@@ -146,7 +148,11 @@ static stk_status measure_one(stk_engine *e, uint32_t i, uint64_t budget_ns)
     int64_t room = sys_disk_free(e->paths[i]);
     uint64_t most = room > 0 && (uint64_t)room / 2 < MEASURE_WRITE_BYTES ? (uint64_t)room / 2
                                                                           : MEASURE_WRITE_BYTES;
-    stk_status st = measure_rates(e->paths[i], budget_ns, most, &d->rates, &err);
+    stk_status st = most < MEASURE_LEAST_BYTES
+                        ? stk_error_set(&err, STK_ERR_NOSPACE, 0, "half of what is free is less "
+                                        "than %llu MiB",
+                                        MEASURE_LEAST_BYTES >> 20)
+                        : measure_rates(e->paths[i], budget_ns, most, &d->rates, &err);
     if (st == STK_ERR_NOSPACE) { /* the run itself may fit: its store says so */
         eng_note(e, "drive %s: too little room to measure it: %s", e->paths[i], err.text);
         return STK_OK;

@@ -97,10 +97,10 @@ static bool asked_to_stop(const struct measure_run *r)
 
 static bool time_is_up(const struct measure_run *r, uint64_t now_ns)
 {
-    const struct measure_cfg *c = r->cfg;
-    uint64_t past = now_ns - r->start_ns;
+    /* from where the counting began, not from where it should have: a drive that stood still
+     * meanwhile ends ramp and run in one burst, whose rate would be that of the burst */
     if (r->fill && r->issued_bytes < r->least_bytes) return false;
-    return c->run_ns && past >= c->ramp_ns && past - c->ramp_ns >= c->run_ns;
+    return r->cfg->run_ns && r->counting && now_ns - r->since_ns >= r->cfg->run_ns;
 }
 
 static bool bytes_used_up(const struct measure_run *r)
