@@ -2,7 +2,7 @@
  *
  * Owns the engine object and the order in which its parts are opened and closed. Must not know
  * plans or chunks. */
-#include "engine/engine.h"
+#include "engine/durable.h"
 #include "base/sys.h"
 #include <stdarg.h>
 #include <stdlib.h>
@@ -77,6 +77,33 @@ static stk_status check_choices(stk_engine *e)
     return STK_OK;
 }
 
+static stk_status check_durable(stk_engine *e)
+{
+    const stk_config *c = &e->cfg;
+    size_t id = strnlen(c->run_id, sizeof c->run_id);
+    if (id > 0 && (id != 16 || strspn(c->run_id, "0123456789abcdef") != 16))
+        return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
+                             "run_id must be 16 of 0-9a-f, or empty; it is \"%.17s\"", c->run_id);
+    if (c->adopt && (!c->durable || id == 0))
+        return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
+                             "adopt takes over the durable steps of a run: it needs durable, and "
+                             "the run_id they were written under");
+    if (!c->durable) return STK_OK;
+    if (e->n_paths == 0 && c->storage != STK_STORAGE_SIM)
+        return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
+                             "durable steps lie on NVMe: give a folder for them (--nvme DIR)");
+    const struct { const char *what; stk_tier tier;
+    } must[] = { { "params", c->params }, { "optimizer-state", c->optimizer_state } };
+    for (int i = 0; i < 2; i++)
+        if (must[i].tier != STK_TIER_AUTO && must[i].tier != STK_TIER_NVME)
+            return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
+                                 "durable steps need the parameters and the optimizer state on "
+                                 "NVMe: --%s must be auto or nvme, or leave durable steps out "
+                                 "(--durable)",
+                                 must[i].what);
+    return STK_OK;
+}
+
 static stk_status check_range(stk_engine *e)
 {
     const stk_config *c = &e->cfg;
@@ -102,6 +129,7 @@ static stk_status check_range(stk_engine *e)
         return stk_error_set(
             err, STK_ERR_CONFIG, 0,
             "the sim device has modelled time: it needs simulated execution (simulate)");
+    STK_TRY(check_durable(e));
     if (!c->own_order) return STK_OK;
     if (c->own_visits_max == 0)
         return stk_error_set(err, STK_ERR_CONFIG, 0,
@@ -217,6 +245,7 @@ static void quiesce(stk_engine *e)
     uint64_t patience =
         e->cfg.stall_ns && e->cfg.stall_ns < CLOSE_WAIT_NS ? e->cfg.stall_ns : CLOSE_WAIT_NS;
     uint64_t deadline = e->ex ? exec_now_ns(e->ex) + patience : 0;
+    durable_quiesce(e, deadline);
     if (e->store) store_drain(e->store, deadline, &ignored);
     if (e->io) io_drain(e->io, deadline, &ignored);
 }
@@ -251,6 +280,7 @@ void stk_close(stk_engine *e)
     io_close(e->io);
     if (e->lane) exec_lane_close(e->lane);
     state_free(e);
+    durable_free(e);
     own_free(e);
     run_free(e);
     cache_free(e);

@@ -4,6 +4,7 @@
  * Application's thread, between steps; streams chunk by chunk through state.c's staging, so memory
  * does not grow with the model (CKP-19). Written beside and renamed (formats/manifest.h), so a kill
  * or a full disk never harms the checkpoint before. Must not know model families. */
+#include "engine/counters.h"
 #include "engine/state.h"
 #include "base/sys.h"
 #include "formats/manifest.h"
@@ -133,45 +134,12 @@ static stk_status save_tensors(stk_engine *e, const char *folder)
     return st;
 }
 
-static json_t *manifest_document(stk_engine *e, const char *client_json)
-{
-    json_t *tensors = json_array(),
-           *client = client_json ? json_loads(client_json, 0, NULL) : json_object();
-    for (uint32_t i = 0; i < e->layout->n_tensors; i++) {
-        const struct stk_tensor *t = &e->layout->tensors[i];
-        json_array_append_new(tensors, json_pack("{s:s, s:I, s:b, s:I}", "name", t->name,
-                                                 "elements", (json_int_t)t->n_elems, "frozen",
-                                                 (int)t->frozen, "steps", (json_int_t)t->steps));
-    }
-    if (!client) client = json_object();
-    return json_pack("{s:i, s:I, s:I, s:I, s:I, s:f, s:I, s:s, s:s, s:s, s:o, s:o}", "format",
-                     MANIFEST_VERSION, "step", (json_int_t)e->begun, "updates",
-                     (json_int_t)e->updates, "skipped_total", (json_int_t)e->skipped_total,
-                     "skipped_in_a_row", (json_int_t)e->skipped_row, "loss_scale", e->loss_scale,
-                     "scale_good", (json_int_t)e->scale_good, "numerics", e->numerics, "dtype",
-                     e->cfg.dtype == STK_FP16 ? "fp16" : "bf16", "moments", "fp32", "tensors",
-                     tensors, "client", client);
-}
-
-static stk_status check_client_json(stk_engine *e, const char *client_json)
-{
-    json_error_t why;
-    json_t *doc = client_json ? json_loads(client_json, 0, &why) : json_object();
-    bool object = json_is_object(doc);
-    if (!object)
-        stk_error_set(&e->err, STK_ERR_CONFIG, 0,
-                      "stk_save: client_json must be one JSON object: %s",
-                      doc ? "it is another kind of value" : why.text);
-    json_decref(doc);
-    return object ? STK_OK : STK_ERR_CONFIG;
-}
-
 stk_status stk_save(stk_engine *e, const char *dir, const char *client_json, uint32_t keep)
 {
     stk_error_clear(&e->err);
     if (e->state != ENG_READY) return eng_refuse_state(e, "stk_save", "between steps");
     STK_TRY(stk_flush(e));
-    STK_TRY(check_client_json(e, client_json));
+    STK_TRY(counters_check_client(e, "stk_save", client_json));
     char *partial = NULL;
     if (sys_mkdirs(dir) != 0)
         return stk_error_set(&e->err, STK_ERR_IO, errno,
@@ -186,7 +154,7 @@ stk_status stk_save(stk_engine *e, const char *dir, const char *client_json, uin
                              dir, mem_size_format(need, a), mem_size_format((uint64_t)room, b));
     STK_TRY(manifest_begin(dir, e->begun, &partial, &e->err));
     stk_status st = save_tensors(e, partial);
-    json_t *doc = st == STK_OK ? manifest_document(e, client_json) : NULL;
+    json_t *doc = st == STK_OK ? counters_document(e, client_json) : NULL;
     if (st == STK_OK && !doc)
         st = stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory for the manifest");
     if (st == STK_OK)
@@ -295,83 +263,6 @@ static stk_status open_files(struct loader *l, const json_t *doc)
     return STK_OK;
 }
 
-/* The parts of a numerics key ("name=value;...") that are not in another one, as a list for a
- * sentence. */
-static void parts_without(const char *key, const char *other, char *buf, size_t size)
-{
-    size_t n = 0;
-    buf[0] = '\0';
-    while (*key) {
-        size_t len = strcspn(key, ";");
-        bool found = false;
-        for (const char *at = other; *at && !found; at += strcspn(at, ";"), at += *at == ';')
-            found = strcspn(at, ";") == len && strncmp(at, key, len) == 0;
-        if (!found && len > 0 && n + len + 3 < size)
-            n += (size_t)snprintf(buf + n, size - n, "%s%.*s", n ? ", " : "", (int)len, key);
-        key += len;
-        key += *key == ';';
-    }
-    if (n == 0) snprintf(buf, size, "nothing");
-}
-
-/* The checkpoint must be of this model and of this arithmetic; the first difference is named. */
-static stk_status agree(stk_engine *e, const char *path, const json_t *doc, bool any_numerics)
-{
-    const json_t *tensors = json_object_get(doc, "tensors");
-    const char *key = json_string_value(json_object_get(doc, "numerics"));
-    if (json_array_size(tensors) != e->layout->n_tensors)
-        return stk_error_set(
-            &e->err, STK_ERR_CONFIG, 0,
-            "%s: holds %zu tensors, the model has %u: it is a checkpoint of another model", path,
-            json_array_size(tensors), e->layout->n_tensors);
-    for (uint32_t i = 0; i < e->layout->n_tensors; i++) {
-        const struct stk_tensor *t = &e->layout->tensors[i];
-        const json_t *j = json_array_get(tensors, i);
-        const char *name = json_string_value(json_object_get(j, "name"));
-        if (!name || strcmp(name, t->name) ||
-            json_integer_value(json_object_get(j, "elements")) != (json_int_t)t->n_elems ||
-            json_is_true(json_object_get(j, "frozen")) != t->frozen)
-            return stk_error_set(
-                &e->err, STK_ERR_CONFIG, 0,
-                "%s: tensor %u is %s there and %s (%llu elements%s) in this model: it is a "
-                "checkpoint of another model or of other --freeze patterns",
-                path, i, name ? name : "unnamed", t->name, (unsigned long long)t->n_elems,
-                t->frozen ? ", frozen" : "");
-    }
-    /* whatever the key: frozen tensors are stored as they are, and bf16 bits read as fp16 would be
-     * nonsense */
-    const char *dtype = json_string_value(json_object_get(doc, "dtype")),
-               *own = e->cfg.dtype == STK_FP16 ? "fp16" : "bf16";
-    if (!dtype || strcmp(dtype, own))
-        return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
-                             "%s: was written with dtype %s, this run has %s: give --dtype %s",
-                             path, dtype ? dtype : "unknown", own, dtype ? dtype : "bf16");
-    if (any_numerics || (key && strcmp(key, e->numerics) == 0)) return STK_OK;
-    char there[256], here[256];
-    parts_without(key ? key : "", e->numerics, there, sizeof there);
-    parts_without(e->numerics, key ? key : "", here, sizeof here);
-    return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
-                         "%s: its numerics key has %s where this run has %s: give the options of "
-                         "the first run, or --any-numerics to go on with other bits",
-                         path, there, here);
-}
-
-static void take_counters(stk_engine *e, const json_t *doc)
-{
-    const json_t *tensors = json_object_get(doc, "tensors");
-    e->begun = (uint64_t)json_integer_value(json_object_get(doc, "step"));
-    e->updates = (uint64_t)json_integer_value(json_object_get(doc, "updates"));
-    e->update_version = e->updates;
-    e->skipped_total = (uint64_t)json_integer_value(json_object_get(doc, "skipped_total"));
-    e->skipped_row = (uint64_t)json_integer_value(json_object_get(doc, "skipped_in_a_row"));
-    e->scale_good = (uint32_t)json_integer_value(json_object_get(doc, "scale_good"));
-    double scale = json_number_value(json_object_get(doc, "loss_scale"));
-    if (isfinite(scale) && scale > 0) e->loss_scale = scale;
-    for (uint32_t i = 0; i < e->layout->n_tensors; i++)
-        e->layout->tensors[i].steps =
-            (uint64_t)json_integer_value(json_object_get(json_array_get(tensors, i), "steps"));
-}
-
 stk_status stk_restore(stk_engine *e, const char *path, bool any_numerics, char **client_json)
 {
     stk_error_clear(&e->err);
@@ -381,15 +272,11 @@ stk_status stk_restore(stk_engine *e, const char *path, bool any_numerics, char 
     json_t *doc = NULL;
     STK_TRY(manifest_read(path, true, &doc, &e->err));
     struct loader l = { .e = e, .path = path };
-    stk_status st = agree(e, path, doc, any_numerics);
+    stk_status st = counters_agree(e, path, doc, any_numerics);
     if (st == STK_OK) st = open_files(&l, doc);
-    if (st == STK_OK) take_counters(e, doc);
+    if (st == STK_OK) counters_take(e, doc);
     if (st == STK_OK) st = load_chunks(&l);
-    if (st == STK_OK && client_json) {
-        char *text = json_dumps(json_object_get(doc, "client"), JSON_COMPACT);
-        *client_json = text ? sys_strdup(text) : NULL;
-        free(text);
-    }
+    if (st == STK_OK && client_json) *client_json = counters_client(doc);
     for (uint32_t i = 0; i < l.n_files; i++) st_close(l.files[i]);
     sys_free(l.files);
     json_decref(doc);

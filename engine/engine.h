@@ -101,6 +101,23 @@ struct eng_nvme_stats {
     uint64_t busy_since_ns, busy_ns;
 };
 
+/* engine/durable.c. `phase` is the meeting place: armed by the application's thread, taken by the
+ * lane. */
+struct eng_durable {
+    char *payload;                  /* of the request under way; NULL: not configured */
+    uint64_t payload_bytes, payload_max;
+    uint64_t step;                  /* of that request */
+    _Atomic uint32_t phase;
+    _Atomic bool failed;            /* the last commit did, and nobody was told: `error` holds */
+    struct stk_error error;
+    _Atomic uint64_t newest_step;   /* on the drives; 0: none */
+    struct store_commit commit;
+    struct exec_event event;        /* set while no request is under way */
+    struct exec_task task;
+    struct json_t *doc;             /* config.adopt: what the found step carries */
+    uint64_t found_step;
+};
+
 struct eng_counts { uint64_t nvme_read, nvme_write, copy_in, copy_out, param_fetch; };
 
 
@@ -185,6 +202,7 @@ struct stk_engine {
 
     struct run_op visit_ops[ENG_VISITS_IN_FLIGHT];
     struct own_order *own;          /* engine/own.c; NULL unless cfg.own_order */
+    struct eng_durable durable;
     struct state_io *sio;           /* engine/state.c: the staged chunk of fills, reads,
                                      * checkpoints */
 };

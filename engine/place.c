@@ -8,7 +8,7 @@
  * on NVMe; then gradients too; then parameters too. Within each, activations are kept, else
  * recomputed, else offloaded. The first that fits with the least arenas is taken; then arenas grow
  * while the budgets allow. */
-#include "engine/engine.h"
+#include "engine/durable.h"
 #include "base/sys.h"
 #include <string.h>
 
@@ -107,6 +107,16 @@ static uint64_t state_bytes(const stk_engine *e, enum chunk_state s, enum chunk_
     return sum;
 }
 
+/* The versions that durable steps keep beside the newest ones, and both halves of every table. */
+static uint64_t durable_bytes(const stk_engine *e)
+{
+    const char *paths[STK_NVME_MAX];
+    if (!e->cfg.durable) return 0;
+    uint64_t table = durable_payload_max(e) + 2ull * e->layout->n_chunks * DURABLE_ROW_BYTES;
+    return state_bytes(e, CHUNK_PARAM, CHUNK_NVME) + state_bytes(e, CHUNK_OPT, CHUNK_NVME) +
+           2 * durable_paths(e, paths) * round_page(table);
+}
+
 static const char *fmt(uint64_t v, char *b) { return mem_size_format(v, b); }
 
 stk_status place_table(stk_engine *e, const struct eng_placement *pl, struct mem *m,
@@ -127,6 +137,12 @@ stk_status place_table(stk_engine *e, const struct eng_placement *pl, struct mem
         if (nvme && pl->cached[s])
             STK_TRY(mem_note(m, MEM_HOST, home_text[s].kept, "",
                              state_bytes(e, s, CHUNK_HOST), err));
+    }
+    if (e->cfg.durable) {
+        STK_TRY(mem_note(m, MEM_NVME, "second versions for durable steps", "--durable",
+                         durable_bytes(e), err));
+        STK_TRY(mem_note(m, MEM_HOST, "description of durable steps", "",
+                         2 * durable_payload_max(e), err));
     }
     enum mem_tier dev = e->caps.host_in_place ? MEM_HOST : MEM_DEVICE;
     for (int a = 0; a < PLAN_ARENA_N; a++) {
@@ -366,6 +382,7 @@ stk_status place_choose(stk_engine *e, uint64_t host_limit, uint64_t device_limi
         if (!allowed(e->cfg.params, tiers[t][0]) || !allowed(e->cfg.optimizer_state, tiers[t][1]) ||
             !allowed(e->cfg.grads, tiers[t][2]))
             continue;
+        if (e->cfg.durable && (tiers[t][0] != CHUNK_NVME || tiers[t][1] != CHUNK_NVME)) continue;
         bool nvme =
             tiers[t][0] == CHUNK_NVME || tiers[t][1] == CHUNK_NVME || tiers[t][2] == CHUNK_NVME;
         if (nvme && e->n_paths == 0 && e->cfg.storage != STK_STORAGE_SIM) continue;

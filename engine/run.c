@@ -9,7 +9,7 @@
  * Ready nodes wait in one heap a resource, ordered by program order, which is priority. An edge
  * between two visits is met when the first is handed out (one stream runs them in order); every
  * other edge at completion. */
-#include "engine/engine.h"
+#include "engine/durable.h"
 #include "base/sys.h"
 #include <string.h>
 
@@ -136,7 +136,10 @@ void run_complete(stk_engine *e, uint32_t node)
     atomic_fetch_add_explicit(&e->progress, 1, memory_order_relaxed);
     meet_successors(e, node, false);
     r->nodes_left--;
-    if (n->part == PLAN_RUN_UPDATE && --r->update_left == 0) exec_event_set(&e->update_event);
+    if (n->part == PLAN_RUN_UPDATE && --r->update_left == 0) {
+        durable_begin(e); /* the state is that of one step until the next update */
+        exec_event_set(&e->update_event);
+    }
     if (n->kind == PLAN_VISIT) r->last_visit_done_ns = exec_now_ns(e->ex);
     if (r->nodes_left == 0) {
         r->active = false;

@@ -3,7 +3,7 @@
  *
  * Application's thread, once. Order matters: whatever can refuse does so before anything large is
  * reserved and before anything is written (design, promise 1). Must not know how nodes run. */
-#include "engine/engine.h"
+#include "engine/durable.h"
 #include "base/sys.h"
 #include "nvme/io_sim.h"
 #include <errno.h>
@@ -163,30 +163,36 @@ static stk_status open_storage(stk_engine *e, uint32_t n_extents)
     struct store_cfg sc = { .io = e->io,
                             .ex = e->ex,
                             .lane = e->lane,
-                            .n_paths = e->n_paths,
                             .n_extents = n_extents,
-                            .room = 1,
+                            .room = e->cfg.durable ? 2 : 1,
+                            .volatile_classes = 1u << CHUNK_GRAD,
+                            .payload_max_bytes = e->durable.payload_max,
+                            .adopt = e->cfg.adopt,
                             .sim_disk =
                                 e->cfg.storage == STK_STORAGE_SIM && sim ? sim->disk : NULL };
-    for (uint32_t i = 0; i < e->n_paths; i++) sc.paths[i] = e->paths[i];
-    if (sc.n_paths == 0) sc.paths[sc.n_paths++] = "sim";
+    sc.n_paths = durable_paths(e, sc.paths);
+    snprintf(sc.run_id, sizeof sc.run_id, "%s", e->cfg.run_id);
     drives_configure(e, &sc);
-    uint64_t *bytes = sys_calloc(n_extents, sizeof *bytes);
+    uint64_t *bytes = sys_calloc(n_extents, sizeof *bytes + 1);
     if (!bytes)
         return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory for the table of %u extents",
                              n_extents);
+    uint8_t *class = (uint8_t *)(bytes + n_extents);
     for (uint32_t i = 0; i < e->layout->n_chunks; i++)
         for (int s = 0; s < CHUNK_STATE_N; s++)
-            if (e->layout->chunks[i].extent[s] != CHUNK_NO_EXTENT)
+            if (e->layout->chunks[i].extent[s] != CHUNK_NO_EXTENT) {
                 bytes[e->layout->chunks[i].extent[s]] = e->pchunks[i].bytes[s];
+                class[e->layout->chunks[i].extent[s]] = (uint8_t)s;
+            }
     sc.extent_bytes = bytes;
+    sc.extent_class = class;
     stk_status st = store_open(&sc, &e->store, &e->err);
     sys_free(bytes);
     if (st != STK_OK) return st;
     const char *const *notes;
     uint32_t n = store_notes(e->store, &notes);
     for (uint32_t i = 0; i < n; i++) eng_note(e, "%s", notes[i]);
-    return STK_OK;
+    return durable_adopted(e);
 }
 
 /* --- memory ----------------------------------------------------------------------------------- */
@@ -307,6 +313,7 @@ static stk_status seal_plan(stk_engine *e)
     STK_TRY(build_layout(e));
     STK_TRY(alloc_tables(e));
     STK_TRY(cache_order(e));
+    STK_TRY(durable_look(e));
     uint64_t host, device;
     limits(e, &host, &device);
     STK_TRY(place_choose(e, host, device, &e->place));
@@ -327,6 +334,7 @@ static stk_status seal_machine(stk_engine *e)
     STK_TRY(reserve_device(e));
     STK_TRY(reserve_host(e, e->held));
     STK_TRY(reserve_homes(e, e->held));
+    STK_TRY(durable_alloc(e));
     STK_TRY(open_storage(e, n_extents));
     register_buffers(e);
     if (e->store) eng_note(e, "storage: %s; %s", io_describe(e->io), store_describe(e->store));

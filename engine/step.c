@@ -3,7 +3,7 @@
  *
  * Application's thread. Hands the plan to run.c and waits for its events. Owns the accounting of a
  * step (what was waited for, by cause). Must not touch chunks while a run is active (INV-4). */
-#include "engine/engine.h"
+#include "engine/durable.h"
 #include <math.h>
 #include <string.h>
 
@@ -200,6 +200,7 @@ static void fill_stats(stk_engine *e, double scale_used, bool applied, stk_step_
     s->copy_out_bytes = e->counts.copy_out;
     s->param_fetch_bytes = e->counts.param_fetch;
     nvme_stats_fill(e, s);
+    s->durable_step = atomic_load(&e->durable.newest_step);
 }
 
 stk_status step_finish(stk_engine *e, stk_step_stats *stats)
@@ -221,7 +222,7 @@ stk_status step_finish(stk_engine *e, stk_step_stats *stats)
             "%u steps in a row had a non-finite gradient and were skipped; the state is unchanged: "
             "lower the learning rate, look at the data, or use bf16",
             (unsigned)e->skipped_row);
-    return STK_OK;
+    return durable_report(e);
 }
 
 stk_status stk_step_end(stk_engine *e, stk_step_stats *stats)

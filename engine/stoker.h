@@ -153,7 +153,9 @@ typedef struct stk_config {
     char run_id[17];              /* names the run's folders on the drives: 16 of 0-9a-f; "": random.
                                    * A later process finds the run's durable steps by it */
     bool adopt;                   /* take over what a dead process of this run_id left; see
-                                   * stk_resume_durable */
+                                   * stk_resume_durable. Needs `durable`; chunk_elems and the set of
+                                   * folders (in any order) must be as they were, grads too unless
+                                   * AUTO */
 } stk_config;
 
 /* Fills defaults: host, auto everywhere, adamw 0.9 0.999 1e-8 0.01, clip 1.0, one micro-batch,
@@ -164,8 +166,9 @@ void stk_config_init(stk_config *c, size_t size);
  * that holds the sentence (stk_error_text, then stk_close) unless memory for it was missing
  * (NULL). */
 stk_status stk_open(const stk_config *c, stk_engine **out);
-/* [waits] Ends work in flight, removes the run's swap files, frees. A pending update is NOT run
- * (stk_flush does). NULL allowed. */
+/* [waits] Ends work in flight, removes the run's swap files unless a durable step is on them, frees.
+ * A pending update is NOT run (stk_flush does), a durable step that waits for it is not made. NULL
+ * allowed. */
 void stk_close(stk_engine *e);
 const char *stk_error_text(const stk_engine *e); /* of the last failed call; "" if none; valid until
                                                   * the next call */
@@ -349,19 +352,24 @@ void stk_free(void *p);
 /* Between steps: the step that just ended shall survive a crash. Its counters and `client_json` are
  * taken now; the state follows when that step's update has been written (chase: under the next
  * step's forward) and flushed, without stopping the run; the slots of the durable step before stay
- * until then. A second call before that happened waits for the first. STK_ERR_STATE: not configured.
- * A failure (drive full cannot be: everything is reserved) is reported by the next call that waits,
- * once, as STK_ERR_IO; the run may go on, with the older durable step. */
+ * until then. A second call before that happened waits for the first. STK_ERR_STATE: not configured,
+ * or no step has ended yet. STK_ERR_CONFIG: client_json has more than 256 KiB.
+ * A failure (drive full cannot be: everything is reserved) is reported once, as STK_ERR_IO, by the
+ * next stk_step_end (which has filled its stats: stats->step is not 0), stk_durable (whose own
+ * request is then not taken: call it again) or stk_durable_wait. The engine is between steps and the
+ * run may go on, with the older durable step. */
 stk_status stk_durable(stk_engine *e, const char *client_json);
 /* [waits] Until the durable step asked for last is on the drives (flushes a pending update). */
 stk_status stk_durable_wait(stk_engine *e);
 /* Durable steps that a dead process left on these folders: *step, *client_json (stk_free; may be
  * NULL), *where: a sentence for a person (stk_free; may be NULL). run_id "": any run, the newest.
  * Needs no engine, changes nothing. STK_END: none. STK_ERR_STATE: its run is alive. STK_ERR_CORRUPT:
- * something is there, and damaged; the text is in *where. */
+ * something is there, and damaged. STK_ERR_CONFIG: a part of it lies on a folder that was not given.
+ * The text is in *where. */
 stk_status stk_find_durable(const char *const *nvme, uint32_t n, const char *run_id, uint64_t *step,
                             char **client_json, char **where);
-/* Removes them (a person's decision). *where as above on errors. */
+/* Removes them (a person's decision); with a run_id also what is damaged or only a part. *where as
+ * above on errors. */
 stk_status stk_discard_found(const char *const *nvme, uint32_t n, const char *run_id, char **where);
 /* [waits] After a seal with config.adopt: goes on from the durable step; errors and client_json as
  * stk_restore. A client that restores a newer checkpoint instead calls stk_restore: the durable step

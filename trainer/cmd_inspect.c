@@ -2,6 +2,8 @@
  * Reads headers, and of a checkpoint every byte (its checksums). Changes nothing. */
 #include "base/mem.h"
 #include "base/sys.h"
+#include "engine/stoker.h"
+#include "formats/files.h"
 #include "formats/manifest.h"
 #include "formats/tokens.h"
 #include "trainer/cmd.h"
@@ -18,7 +20,7 @@
 
 static const char usage[] =
     "usage: stoker inspect PATH\n\nPATH: a model folder, a checkpoint or a folder of them, a "
-    "safetensors, a token file, a folder of swapped state";
+    "safetensors, a token file, a folder of --out or of --nvme and what its runs left there";
 
 static bool has(const char *folder, const char *name)
 {
@@ -143,13 +145,46 @@ static stk_status show_safetensors(const char *path, struct stk_error *err)
     return STK_OK;
 }
 
+#define RUN_PREFIX "stoker-run-"
+
+/* What the durable store of a run says about itself. */
+static void show_durable(const char *const *folders, uint32_t n, const char *run_id)
+{
+    static const char *const of_client[] = { "model", "data", "position", "tokens",
+                                             "steps", "seq",  "batch" };
+    char *client = NULL, *where = NULL;
+    uint64_t step = 0;
+    stk_status st = stk_find_durable(folders, n, run_id, &step, &client, &where);
+    if (st == STK_END) {
+        printf("run %s: no durable step\n", run_id);
+    } else if (st != STK_OK) {
+        printf("run %s: %s\n", run_id, where ? where : stk_status_text(st));
+    } else {
+        json_t *doc = client ? json_loads(client, 0, NULL) : NULL;
+        printf("%s\n  go on with `stoker train --resume`, or drop it with --discard\n", where);
+        for (size_t k = 0; k < sizeof of_client / sizeof of_client[0]; k++)
+            show_text(doc, of_client[k]);
+        json_decref(doc);
+    }
+    stk_free(client);
+    stk_free(where);
+}
+
+/* `path`: a folder stoker-run-<id>. */
 static void show_store(const char *path)
 {
     struct stat st;
     DIR *d = opendir(path);
-    char size[32];
+    char size[32], *parent = files_parent(path);
+    const char *id = strstr(path, RUN_PREFIX);
+    if (id && parent && strlen(id) >= sizeof RUN_PREFIX - 1 + 16) {
+        char run_id[17];
+        snprintf(run_id, sizeof run_id, "%s", id + sizeof RUN_PREFIX - 1);
+        show_durable((const char *const *)&parent, 1, run_id);
+    }
+    sys_free(parent);
     printf("swapped state of a run (raw extents; it is removed when its run ends, or by the next "
-           "run once that one is dead)\n");
+           "run once that one is dead, unless a durable step is in it)\n");
     for (const struct dirent *e; d && (e = readdir(d)) != NULL;) {
         char *file = sys_format("%s/%s", path, e->d_name);
         if (file && stat(file, &st) == 0 && S_ISREG(st.st_mode))
@@ -157,6 +192,47 @@ static void show_store(const char *path)
         sys_free(file);
     }
     if (d) closedir(d);
+}
+
+/* Every run that left something in a folder of --nvme. */
+static void show_stores(const char *path)
+{
+    DIR *d = opendir(path);
+    for (const struct dirent *e; d && (e = readdir(d)) != NULL;) {
+        if (strncmp(e->d_name, RUN_PREFIX, sizeof RUN_PREFIX - 1) != 0) continue;
+        char *run = sys_format("%s/%s", path, e->d_name);
+        if (run) {
+            printf("%s: ", e->d_name);
+            show_store(run);
+        }
+        sys_free(run);
+    }
+    if (d) closedir(d);
+}
+
+/* A folder of --out whose run.json names a run: what its durable store holds. */
+static stk_status show_run(const char *path, struct stk_error *err)
+{
+    json_t *doc = NULL;
+    const char *folders[STK_NVME_MAX];
+    uint32_t n = 0;
+    size_t i;
+    const json_t *item;
+    char *file = sys_format("%s/run.json", path);
+    if (!file) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a path");
+    stk_status st = files_read_json(file, 1u << 20, 8, &doc, err);
+    sys_free(file);
+    STK_TRY(st);
+    json_array_foreach(json_object_get(doc, "nvme"), i, item)
+    {
+        const char *folder = json_string_value(item);
+        if (folder && n < STK_NVME_MAX && access(folder, F_OK) == 0) folders[n++] = folder;
+        else printf("  %s is not there\n", folder ? folder : "(no name)");
+    }
+    const char *id = json_string_value(json_object_get(doc, "run_id"));
+    if (id && n > 0) show_durable(folders, n, id);
+    json_decref(doc);
+    return STK_OK;
 }
 
 /* The first entry whose name begins so; sys_free. */
@@ -183,7 +259,9 @@ static stk_status inspect(const char *path, struct stk_error *err)
     }
     if (has(path, "manifest.json")) return show_checkpoint(path, err);
     if (has(path, "config.json")) return show_model(path, err);
-    char *step = find_prefix(path, "step-"), *run = find_prefix(path, "stoker-run-"),
+    bool of_run = has(path, "run.json");
+    if (of_run) STK_TRY(show_run(path, err));
+    char *step = find_prefix(path, "step-"), *run = find_prefix(path, RUN_PREFIX),
          *extents = find_prefix(path, "extents-");
     char *checkpoints = find_prefix(path, "checkpoints");
     stk_status status = STK_OK;
@@ -191,15 +269,21 @@ static stk_status inspect(const char *path, struct stk_error *err)
         status = show_checkpoints(path, err);
     else if (checkpoints)
         status = show_checkpoints(checkpoints, err);
+    else if (of_run)
+        printf("no checkpoint\n");
     else if (extents)
         show_store(path);
     else if (run)
-        show_store(run);
+        show_stores(path);
     else
         status = stk_error_set(
             err, STK_ERR_FORMAT, 0,
             "%s: neither a model (config.json) nor a checkpoint (manifest.json) nor swapped state",
             path);
+    if (of_run && checkpoints && status == STK_ERR_FORMAT) { /* the first one was under way */
+        printf("no complete checkpoint\n");
+        status = STK_OK;
+    }
     sys_free(step);
     sys_free(run);
     sys_free(extents);

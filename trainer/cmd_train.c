@@ -8,7 +8,6 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 static const char usage_train[] =
     "usage: stoker train --model DIR --data FILE --out DIR --steps N [options]";
@@ -38,6 +37,7 @@ static stk_status run(struct train *t, bool dry, struct stk_error *err)
                              strerror(errno));
     STK_TRY(train_lock_out(t, err));
     STK_TRY(report_open(&t->report, &t->o, err));
+    STK_TRY(train_durable_begin(t, err));
     st = t->o.resume ? train_resume_load(t, err) : run_load(&t->r, err);
     if (st == STK_ERR_INTERRUPTED) return st;
     STK_TRY(st);
@@ -65,10 +65,7 @@ static int train_or_plan(int argc, char **argv, uint32_t verb, const char *usage
         signals_install();
         t->r.pulse = pulse_open();
         stk_status st = run(t, verb == FOR_PLAN || t->o.dry_run, &err);
-        if (st != STK_OK && t->ckpt_dir) { /* folders that we made and left empty */
-            if (!t->had_ckpt_dir) rmdir(t->ckpt_dir);
-            if (!t->had_out) rmdir(t->o.out);
-        }
+        t->failed = st != STK_OK;
         struct pulse *pulse = t->r.pulse;
         train_close(t);
         pulse_close(pulse);

@@ -150,7 +150,15 @@ static const struct run_row {
     { T,
       { "keep-checkpoints", OPT_U64, AT(keep_checkpoints), "2", 1, 1e6, .arg = "K",
         .help = "newest ones that stay" } },
-    { T, { "resume", OPT_FLAG, AT(resume), .help = "go on from the newest checkpoint of --out" } },
+    { T,
+      { "durable", OPT_U64, AT(durable), .min = 1, .max = BIG, .arg = "N",
+        .help = "every N steps: a state on --nvme that a kill cannot take; default: never" } },
+    { T,
+      { "resume", OPT_FLAG, AT(resume),
+        .help = "go on from the newest checkpoint of --out or durable step" } },
+    { T,
+      { "discard", OPT_FLAG, AT(discard),
+        .help = "drop the durable steps that a dead run of --out left" } },
     { T,
       { "any-numerics", OPT_FLAG, AT(any_numerics),
         .help = "resume a run whose arithmetic was another" } },
@@ -286,6 +294,9 @@ void run_opts_engine(const struct run_opts *o, stk_config *c)
     c->seed = o->sim_seed;
     c->chunk_elems = (uint32_t)o->chunk;
     c->loss_scale = o->loss_scale;
+    c->durable = o->durable > 0 || o->adopt;
+    c->adopt = o->adopt;
+    memcpy(c->run_id, o->run_id, sizeof c->run_id);
 }
 
 void run_opts_model(const struct run_opts *o, struct model_opts *m)

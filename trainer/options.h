@@ -22,7 +22,7 @@ struct run_opts {
     const char *model, *data, *out, *eval_data, *log, *dump_gradients, *plan, *trace, *json,
         *logits;
     uint64_t steps, eval_every, seq, batch, micro_batch, warmup, checkpoint_every, keep_checkpoints,
-        seed, sim_seed, sim_faults;
+        seed, sim_seed, sim_faults, durable;
     double epochs;
     uint64_t device_memory, host_memory, threads, update_threads, prefetch, chunk;
     double lr, weight_decay, beta1, beta2, eps, clip, loss_scale;
@@ -30,12 +30,16 @@ struct run_opts {
         update, act, matmul, storage, progress;
     struct opt_list freeze, nvme, nvme_weights;
     const char *measure_drives;
-    bool resume, save_final_state, dry_run, any_numerics, print_config;
+    bool resume, discard, save_final_state, dry_run, any_numerics, print_config;
 
     /* after parsing */
     struct opt_row rows[RUN_ROWS_MAX]; /* the verb's */
     uint32_t n_rows, verb;
     bool given[RUN_ROWS_MAX];
+
+    /* set by train_durable.c before the engine is opened */
+    char run_id[17]; /* of durable steps; "": none, or random */
+    bool adopt;      /* what a dead process left under run_id is taken over */
 };
 
 /* Fills rows for the verb (for --help), without parsing. */

@@ -75,6 +75,13 @@ static stk_status check_tiers(const struct run_opts *o, uint32_t verb, struct st
     if (o->nvme.n && off)
         REFUSE(
             "--nvme has no effect: no state is allowed to be there by the options that place it");
+    if (o->durable && o->nvme.n == 0 && !sim)
+        REFUSE("--durable keeps its steps on NVMe: add --nvme DIR");
+    if (o->durable && (o->params == STK_TIER_HOST || o->params == STK_TIER_DEVICE))
+        REFUSE("--durable needs the parameters on NVMe: leave --params at auto or give nvme");
+    if (o->durable && o->optimizer_state == 1)
+        REFUSE("--durable needs the optimizer state on NVMe: leave --optimizer-state at auto or "
+               "give nvme");
     if (sim && !simulate)
         REFUSE("--storage sim keeps the disk in memory and needs --simulate SEED");
     if (o->sim_faults && !sim) REFUSE("--sim-faults has no effect without --storage sim");
@@ -107,6 +114,7 @@ static stk_status check_run(const struct run_opts *o, struct stk_error *err)
     if (o->eval_every && !o->eval_data)
         REFUSE("--eval-every has no effect without --eval-data FILE");
     if (o->any_numerics && !o->resume) REFUSE("--any-numerics has no effect without --resume");
+    if (o->discard && !o->out) REFUSE("--discard needs --out DIR, whose run left durable steps");
     if (run_opts_given(o, "loss-scale") && o->dtype != STK_FP16)
         REFUSE("--loss-scale has no effect with --dtype bf16");
     if (o->resume && !o->out) REFUSE("--resume needs --out DIR, where the checkpoints are");

@@ -134,6 +134,8 @@ void report_start(const struct train *t)
     print_optimizer(t);
     run_opts_idle(o, idle, sizeof idle);
     if (idle[0]) printf("no effect  %s", idle);
+    if (o->durable)
+        printf("durable    every %" PRIu64 " steps, run %s\n", o->durable, o->run_id);
     report_engine(t->r.e);
     wear_start(t->r.e);
     wear_step_bytes(t->r.e, &read, &written);
@@ -193,6 +195,7 @@ static json_t *json_step(const struct train *t, const struct report_step *s, jso
     json_object_set_new(j, "updates", whole(x->updates));
     json_object_set_new(j, "clip_factor", number(x->clip_factor));
     json_object_set_new(j, "loss_scale", number(x->loss_scale));
+    json_object_set_new(j, "durable_step", whole(x->durable_step));
     json_object_set_new(j, "bytes", json_bytes(x));
     json_object_set_new(j, "nvme_busy_s", number(seconds(x->nvme_busy_ns)));
     json_object_set_new(j, "nvme_read_p99_s", number(seconds(x->nvme_read_p99_ns)));
@@ -243,6 +246,7 @@ static void print_step(const struct report *r, const struct train *t, const stru
         any = true;
     }
     printf("%s  skipped %" PRIu64, any ? ")" : "", x->skipped_total);
+    if (x->durable_step) printf("  durable %" PRIu64, x->durable_step);
     if (s->evaluated) printf("  eval loss %.4f", s->eval_loss);
     print_eta(r, t, s->step);
     printf("\n");

@@ -54,7 +54,13 @@ static stk_status one_step(struct train *t, struct report_step *s, struct stk_er
     STK_TRY(run_engine(&t->r, stk_step_begin(e, &(stk_step){ .lr = lr }), err));
     STK_TRY(run_visits(&t->r, err));
     memset(s, 0, sizeof *s);
-    STK_TRY(run_engine(&t->r, stk_step_end(e, &s->stats), err));
+    stk_status st = stk_step_end(e, &s->stats);
+    if (st == STK_ERR_IO && s->stats.step > 0) { /* the step is fine, a durable one failed */
+        t->step = s->stats.step;
+        train_alarm(t, stk_error_text(e));
+        st = STK_OK;
+    }
+    STK_TRY(run_engine(&t->r, st, err));
     t->step = s->stats.step;
     t->updates = s->stats.updates;
     s->step = t->step;
@@ -95,6 +101,7 @@ static stk_status stop_early(struct train *t, struct stk_error *err)
                              "stopped after step %" PRIu64
                              ", but its checkpoint could not be written (see above)",
                              t->step);
+    train_durable_end(t);
     printf("stopped after step %" PRIu64 " of %" PRIu64 ": go on with --resume\n", t->step,
            t->steps);
     return STK_OK;
@@ -125,6 +132,7 @@ static stk_status run_steps(struct train *t, uint64_t first, struct stk_error *e
         STK_TRY(train_dump_gradients(t, err));
         STK_TRY(maybe_evaluate(t, &s, err));
         STK_TRY(report_step(&t->report, t, &s, err));
+        STK_TRY(train_durable(t, err));
         STK_TRY(maybe_save(t, err));
     }
     if (t->step < t->steps) {
@@ -133,6 +141,7 @@ static stk_status run_steps(struct train *t, uint64_t first, struct stk_error *e
         return STK_OK;
     }
     STK_TRY(train_export(t, err));
+    train_durable_end(t);
     report_end(&t->report, t);
     return STK_OK;
 }

@@ -16,6 +16,20 @@
 #include "trainer/run.h"
 #include <jansson.h>
 
+/* Durable steps of the run that OUT/run.json names (train_durable.c). */
+struct train_left {
+    char run_id[17];         /* "": run.json is not there */
+    bool found, damaged;     /* a dead run left some */
+    uint64_t step;           /* of the one found */
+    json_t *client;          /* its client object */
+    char *where;             /* a sentence's part: which, on which folders, how large; stk_free */
+    char *folders[STK_NVME_MAX]; /* where they may lie; sys_free */
+    uint32_t n_folders;
+    uint64_t checkpoint_step; /* the newest, when both were there; 0: none */
+    bool own;                /* this process writes under run_id */
+    bool over;               /* they are not needed any more */
+};
+
 struct train {
     struct run_opts o;
     struct run r;
@@ -28,8 +42,11 @@ struct train {
     uint64_t step_targets;
     char *ckpt_dir;    /* --out/checkpoints; NULL without --out */
     bool had_out, had_ckpt_dir; /* were there before this run */
+    bool failed;       /* the run ended with an error: folders that stayed empty go */
     int out_lock;      /* --out, locked against another run; 0: not yet */
-    char *resume_path; /* checkpoint to go on from */
+    char *resume_path; /* checkpoint to go on from; for sentences: or the durable step */
+    bool resume_durable; /* it is one */
+    struct train_left left;
     json_t *resume_client;
     uint64_t saved_step; /* newest checkpoint of this run; 0: none */
     struct report report;
@@ -52,6 +69,8 @@ train_resume_find(struct train *t,
 stk_status train_resume_check(const struct train *t,
                               struct stk_error *err); /* after run_open: does it fit this run */
 stk_status train_resume_load(struct train *t, struct stk_error *err); /* after run_seal */
+/* The client object of a checkpoint or a durable step, free(); NULL: no memory. */
+char *train_client_json(const struct train *t);
 /* Writes a checkpoint. A full or failing disk is an alarm and no error (CKP-37); *written says
  * which. */
 stk_status train_save(struct train *t, bool *written, struct stk_error *err);
@@ -62,6 +81,21 @@ stk_status train_export(struct train *t, struct stk_error *err);
 stk_status train_dump_gradients(struct train *t, struct stk_error *err);
 /* How `out` stands: refuses foreign files and finished models. */
 stk_status train_check_out(const struct train *t, struct stk_error *err);
+
+/* train_durable.c, in the order of a run. What a dead run of --out left: looked for; refused without
+ * --resume or --discard. */
+stk_status train_left_find(struct train *t, struct stk_error *err);
+/* --resume: true if the durable step is the newer one; settles whether the store is taken over. */
+stk_status train_left_choose(struct train *t, uint64_t checkpoint_step, bool have_checkpoint,
+                             bool *taken, struct stk_error *err);
+/* --discard, when everything that could be refused was. */
+stk_status train_left_discard(struct train *t, struct stk_error *err);
+stk_status train_durable_name(struct train *t, struct stk_error *err);  /* before run_open */
+stk_status train_durable_begin(struct train *t, struct stk_error *err); /* run.json; after run_seal */
+stk_status train_durable(struct train *t, struct stk_error *err);       /* after a step: if due */
+void train_durable_end(struct train *t);   /* the result lies elsewhere, whole and flushed */
+void train_durable_close(struct train *t); /* after the engine is closed */
+void train_alarm(const struct train *t, const char *what);
 
 /* train.c */
 stk_status train_run(struct train *t, struct stk_error *err);

@@ -146,7 +146,9 @@ stk_status train_check_room(const struct train *t, struct stk_error *err)
 stk_status train_open(struct train *t, struct stk_error *err)
 {
     STK_TRY(check_paths(t, err));
+    STK_TRY(train_left_find(t, err));
     if (t->o.resume) STK_TRY(train_resume_find(t, err));
+    STK_TRY(train_durable_name(t, err));
     STK_TRY(run_open(&t->r, &t->o, false, false, err));
     STK_TRY(count_steps(t, err));
     STK_TRY(check_targets(t, err));
@@ -155,13 +157,19 @@ stk_status train_open(struct train *t, struct stk_error *err)
     STK_TRY(check_room(t, err));
     STK_TRY(token_order_new(t->n_windows, t->o.seed, &t->order, err));
     t->windows = sys_calloc(t->o.batch, sizeof *t->windows);
-    return t->windows ? STK_OK : stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a batch");
+    if (!t->windows) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a batch");
+    return train_left_discard(t, err);
 }
 
 void train_close(struct train *t)
 {
     report_close(&t->report);
     run_close(&t->r);
+    train_durable_close(t);
+    if (t->failed && t->ckpt_dir) { /* folders that we made and left empty */
+        if (!t->had_ckpt_dir) rmdir(t->ckpt_dir);
+        if (!t->had_out) rmdir(t->o.out);
+    }
     if (t->eval_data) tokens_close(t->eval_data);
     token_order_free(t->order);
     sys_free(t->windows);

@@ -37,6 +37,8 @@ static bool is_known(const struct train *t, const char *name)
 {
     const struct run_opts *o = &t->o;
     if (strcmp(name, EXPORT_FOLDER) == 0) return true;
+    if (strcmp(name, "run.json") == 0 || strcmp(name, "run.json.partial") == 0)
+        return true; /* train_durable.c looks into it */
     for (uint32_t i = 0; i < o->nvme.n; i++)
         if (is_ours(o->out, name, o->nvme.item[i])) return true;
     return is_ours(o->out, name, o->log) || is_ours(o->out, name, o->dump_gradients) ||
@@ -186,29 +188,57 @@ static void take_matmul(struct train *t, const char *numerics)
         t->o.matmul = STK_MATMUL_F32;
 }
 
+static void take_client(struct train *t, const json_t *client)
+{
+    t->resume_client = json_incref((json_t *)(uintptr_t)client);
+    t->position = get_u64(client, "position");
+    t->tokens_done = get_u64(client, "tokens");
+}
+
+static stk_status take_durable(struct train *t, struct stk_error *err)
+{
+    const struct train_left *l = &t->left;
+    sys_free(t->resume_path);
+    t->resume_path = sys_format("the durable step %" PRIu64 " of run %s", l->step, l->run_id);
+    if (!t->resume_path) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a name");
+    t->resume_durable = true;
+    t->step = l->step;
+    t->updates = get_u64(l->client, "updates");
+    take_client(t, l->client);
+    take_matmul(t, json_string_value(json_object_get(l->client, "numerics")));
+    return STK_OK;
+}
+
 stk_status train_resume_find(struct train *t, struct stk_error *err)
 {
     char *note = NULL;
     uint64_t step;
     struct stk_error why = { 0 };
     json_t *doc = NULL;
+    bool durable = false;
     stk_status st = manifest_newest(t->ckpt_dir, &t->resume_path, &step, &note, &why);
     if (note) printf("%s\n", note);
+    if (st == STK_OK || st == STK_END) {
+        stk_status chosen = train_left_choose(t, step, st == STK_OK, &durable, err);
+        if (chosen != STK_OK || durable) {
+            sys_free(note);
+            return chosen != STK_OK ? chosen : take_durable(t, err);
+        }
+    }
     if (st == STK_END)
-        stk_error_set(err, STK_ERR_STATE, 0, "--resume: %s holds no complete checkpoint%s%s",
+        stk_error_set(err, STK_ERR_STATE, 0,
+                      "--resume: %s holds no complete checkpoint, and there is no durable step%s%s",
                       t->ckpt_dir, note ? ": " : "; leave --resume out to begin", note ? note : "");
     else if (st != STK_OK)
         stk_error_set(err, st, 0, "--resume: %s", why.text[0] ? why.text : stk_status_text(st));
     sys_free(note);
     if (st != STK_OK) return st == STK_END ? STK_ERR_STATE : st;
     STK_TRY(manifest_read(t->resume_path, false, &doc, err));
-    t->resume_client = json_incref(json_object_get(doc, "client"));
+    take_client(t, json_object_get(doc, "client"));
     take_matmul(t, json_string_value(json_object_get(doc, "numerics")));
     t->step = get_u64(doc, "step");
     t->updates = get_u64(doc, "updates");
     json_decref(doc);
-    t->position = get_u64(t->resume_client, "position");
-    t->tokens_done = get_u64(t->resume_client, "tokens");
     t->saved_step = t->step;
     return STK_OK;
 }
@@ -220,20 +250,42 @@ stk_status train_resume_check(const struct train *t, struct stk_error *err)
     return STK_OK;
 }
 
+/* The other of the two, in words; "" if there was none. */
+static const char *other_source(const struct train *t, char buf[96])
+{
+    const struct train_left *l = &t->left;
+    buf[0] = '\0';
+    if (t->resume_durable && l->checkpoint_step)
+        snprintf(buf, 96, "; the newest checkpoint is of step %" PRIu64, l->checkpoint_step);
+    else if (t->resume_durable)
+        snprintf(buf, 96, "; there is no checkpoint");
+    else if (l->found)
+        snprintf(buf, 96, "; the durable step is older (%" PRIu64 ")", l->step);
+    return buf;
+}
+
 stk_status train_resume_load(struct train *t, struct stk_error *err)
 {
+    char other[96];
+    if (t->resume_durable) {
+        STK_TRY(run_engine(&t->r, stk_resume_durable(t->r.e, t->o.any_numerics, NULL), err));
+        printf("resumed from %s: step %" PRIu64 " is next%s\n", t->resume_path, t->step + 1,
+               other_source(t, other));
+        return STK_OK;
+    }
     pulse_phase(t->r.pulse, "reading the checkpoint", 0);
     stk_status st = run_engine(&t->r, stk_restore(t->r.e, t->resume_path, t->o.any_numerics, NULL),
                                err);
     pulse_phase(t->r.pulse, NULL, 0);
     if (st == STK_OK)
-        printf("resumed from %s: step %" PRIu64 " is next\n", t->resume_path, t->step + 1);
+        printf("resumed from %s: step %" PRIu64 " is next%s\n", t->resume_path, t->step + 1,
+               other_source(t, other));
     return st;
 }
 
 /* --- checkpoints ------------------------------------------------------------------------------ */
 
-static char *client_json(const struct train *t)
+char *train_client_json(const struct train *t)
 {
     static const char *const schedules[] = { "constant", "linear", "cosine" };
     const struct run_opts *o = &t->o;
@@ -245,6 +297,8 @@ static char *client_json(const struct train *t)
     json_object_set_new(j, "position", json_integer((json_int_t)t->position));
     json_object_set_new(j, "tokens", json_integer((json_int_t)t->tokens_done));
     json_object_set_new(j, "steps", json_integer((json_int_t)t->steps));
+    json_object_set_new(j, "updates", json_integer((json_int_t)t->updates));
+    json_object_set_new(j, "numerics", json_string(stk_numerics(t->r.e)));
     json_object_set_new(j, "data_hash", json_string(hash));
     json_object_set_new(j, "data", json_string(o->data));
     json_object_set_new(j, "seq", json_integer((json_int_t)o->seq));
@@ -271,7 +325,7 @@ static char *client_json(const struct train *t)
 /* The engine's status; its sentence is stk_error_text. */
 static stk_status save_now(struct train *t)
 {
-    char *client = client_json(t);
+    char *client = train_client_json(t);
     if (!client) return STK_ERR_NOMEM;
     pulse_phase(t->r.pulse, "writing a checkpoint", stk_save_bytes(t->r.e));
     stk_status st = stk_save(t->r.e, t->ckpt_dir, client, (uint32_t)t->o.keep_checkpoints);

@@ -38,10 +38,8 @@ static inline void mlp_init(struct mlp *m, enum world_place p)
     if (p == WORLD_MIXED) m->cfg.params = STK_TIER_HOST;
 }
 
-static inline stk_status mlp_open(struct mlp *m)
+static inline stk_status mlp_seal(struct mlp *m)
 {
-    struct rng r;
-    float v[MLP_W];
     STK_TRY(stk_open(&m->cfg, &m->e));
     for (uint32_t i = 0; i < MLP_LAYERS; i++) {
         char w[16], b[16], name[16];
@@ -53,7 +51,14 @@ static inline stk_status mlp_open(struct mlp *m)
         STK_TRY(stk_block(m->e, name, d, 2, &m->block[i], &m->w[i]));
         m->b[i] = m->w[i] + 1;
     }
-    STK_TRY(stk_seal(m->e, false));
+    return stk_seal(m->e, false);
+}
+
+static inline stk_status mlp_open(struct mlp *m)
+{
+    struct rng r;
+    float v[MLP_W];
+    STK_TRY(mlp_seal(m));
     rng_seed(&r, 5);
     for (uint32_t i = 0; i < MLP_LAYERS; i++) {
         for (uint32_t k = 0; k < MLP_W; k++) v[k] = (float)(0.2 * rng_normal(&r));

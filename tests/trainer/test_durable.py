@@ -1,0 +1,354 @@
+#!/usr/bin/env python3
+"""Durable steps through the command: kill -9 anywhere, --resume, --discard, inspect.
+
+Kills come at a line of the run's own log or after a delay; both are drawn from a seed that is printed
+(STK_SEED), and nothing is judged by time.  STK_SOAK=1: 300 kills.
+"""
+
+import glob
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+from cli_common import SMALL, STOKER, log, read, refused, run, run_tests
+
+SEED = int(os.environ.get("STK_SEED", "20261130"), 0)
+KILLS = 300 if os.environ.get("STK_SOAK") else 12
+STEPS = 10
+FIXED = ["--matmul", "f32", "--schedule", "cosine", "--warmup", "2"]
+
+
+def weights(p, out):
+    return read(p.at(out, "model.safetensors"))
+
+
+def reference(p, steps=STEPS):
+    name = "durable-reference-%d" % steps
+    if not os.path.exists(p.at(name)):
+        p.train(name, "--steps", steps, *FIXED)
+    return weights(p, name)
+
+
+def folders(p, *names):
+    """--nvme options for new folders."""
+    options = []
+    for name in names:
+        os.makedirs(p.at(name), exist_ok=True)
+        options += ["--nvme", p.at(name)]
+    return options
+
+
+def arguments(p, out, *more):
+    return [STOKER, "train", "--model", p.model, "--data", p.data, "--out", p.at(out), *SMALL, *FIXED, *map(str, more)]
+
+
+def start(p, out, *more):
+    with open(p.at(out + ".out"), "ab") as text:
+        return subprocess.Popen(arguments(p, out, *more), stdout=text, stderr=subprocess.STDOUT)
+
+
+def lines_of(path):
+    """Whole lines of a log that may be growing."""
+    if not os.path.exists(path):
+        return []
+    return [json.loads(x) for x in read(path).decode().split("\n")[:-1] if x]
+
+
+def kill_when(child, path, wanted):
+    """Kills the child when its log satisfies `wanted`; false: it ended before."""
+    end = time.monotonic() + 120
+    while child.poll() is None and not wanted(lines_of(path)):
+        assert time.monotonic() < end, "the run never got there: %s" % path
+        time.sleep(0.002)
+    alive = child.poll() is None
+    child.kill()
+    child.wait()
+    return alive
+
+
+def dead_run(p, out, nvme, durable=2, step=4, *more):
+    """A run that was killed once its durable step is at least `step`.  Returns what its log ends with."""
+    child = start(p, out, "--steps", 1000000, *nvme, "--durable", durable, "--log", p.at(out + ".jsonl"), *more)
+    assert kill_when(child, p.at(out + ".jsonl"), lambda x: x and x[-1]["durable_step"] >= step), read(p.at(out + ".out"))
+    return lines_of(p.at(out + ".jsonl"))[-1]
+
+
+def left_in(*paths):
+    return [x for path in paths for x in glob.glob(os.path.join(path, "stoker-run-*"))]
+
+
+def last_step(p, out):
+    return lines_of(p.at(out + ".jsonl"))[-1]["step"]
+
+
+# --- a run that ends --------------------------------------------------------------------------------------------------
+
+def test_a_whole_run_leaves_nothing_and_logs_its_durable_steps(p):
+    for i, more in enumerate([["--update", "chase"], ["--update", "serial"]]):
+        name = "whole%d" % i
+        out, _ = p.train(name, "--steps", STEPS, *FIXED, *folders(p, "nvme-whole"), "--durable", 3, "--log", p.at(name + ".jsonl"), *more)
+        assert weights(p, name) == reference(p)
+        assert os.listdir(p.at("nvme-whole")) == [] and not os.path.exists(p.at(name, "run.json"))
+        steps = [x["durable_step"] for x in log(p.at(name + ".jsonl"))]
+        assert steps[:3] == [0, 0, 0] and steps[-1] >= 6 and all(s % 3 == 0 for s in steps) and steps == sorted(steps), steps
+        assert "durable    every 3 steps" in out and "second versions for durable steps" in out
+
+
+def test_a_simulated_run_with_durable_steps_replays(p):
+    sim = ["--storage", "sim", "--durable", "2", "--simulate"]
+    traces = []
+    for i, seed in enumerate([5, 5]):
+        out, _ = p.train("simd%d" % i, "--steps", STEPS, *FIXED, *sim, seed)
+        traces.append([x for x in out.splitlines() if x.startswith("trace")])
+        assert weights(p, "simd%d" % i) == reference(p)
+    assert traces[0] == traces[1] and traces[0]
+
+
+def test_a_signal_writes_the_checkpoint_and_drops_the_durable_steps(p):
+    nvme = folders(p, "nvme-term")
+    child = start(p, "term", "--steps", 1000000, *nvme, "--durable", 1, "--log", p.at("term.jsonl"))
+    while not [x for x in lines_of(p.at("term.jsonl")) if x["durable_step"] > 1]:
+        assert child.poll() is None
+        time.sleep(0.002)
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(60) == 0
+    last = last_step(p, "term")
+    assert os.listdir(p.at("term")) == ["checkpoints"] and os.listdir(p.at("nvme-term")) == []
+    out, _ = p.train("term", "--steps", last + 1, *FIXED, *nvme, "--durable", 1, "--resume")
+    assert "resumed from %s" % p.at("term", "checkpoints") in out
+    assert weights(p, "term") == reference(p, last + 1)
+
+
+# --- a run that died --------------------------------------------------------------------------------------------------
+
+def test_resume_takes_the_newer_and_says_which(p):
+    nvme = folders(p, "nvme-newer")
+    last = dead_run(p, "newer", nvme, 2, 6, "--checkpoint-every", "3")
+    steps = last["step"] + 3
+    out, _ = p.train("newer", "--steps", steps, *FIXED, *nvme, "--durable", "2", "--resume", "--log", p.at("newer.jsonl"))
+    line = [x for x in out.splitlines() if x.startswith("resumed from")][0]
+    checkpoint = "checkpoints/step-" in line
+    assert ("the durable step is older" in line) if checkpoint else ("the newest checkpoint is of step" in line), line
+    assert weights(p, "newer") == reference(p, steps)
+    assert not left_in(p.at("nvme-newer")) and not os.path.exists(p.at("newer", "run.json"))
+    # a checkpoint alone, then a durable step alone
+    nvme = folders(p, "nvme-only")
+    last = dead_run(p, "only", nvme, 1, 2)
+    steps = last["step"] + 2
+    out, _ = p.train("only", "--steps", steps, *FIXED, *nvme, "--resume")
+    assert "resumed from the durable step" in out and "there is no checkpoint" in out
+    assert weights(p, "only") == reference(p, steps) and not left_in(p.at("nvme-only"))
+
+
+def test_a_newer_checkpoint_over_the_durable_store(p):
+    """Without --durable the store is left alone until the run is complete, with it it is taken over."""
+    for i, more in enumerate([[], ["--durable", "4"]]):
+        name = "over%d" % i
+        nvme = folders(p, "nvme-" + name)
+        child = start(p, name, "--steps", 1000000, *nvme, "--durable", 1000, "--checkpoint-every", "1005", "--log", p.at(name + ".jsonl"))
+        newest = p.at(name, "checkpoints", "step-00001005", "manifest.json")
+        assert kill_when(child, p.at(name + ".jsonl"), lambda x: os.path.exists(newest)), read(p.at(name + ".out"))
+        steps = 1008
+        out, _ = p.train(name, "--steps", steps, *FIXED, *nvme, "--resume", *more)
+        assert "step-00001005" in out and "the durable step is older (1000)" in out, out
+        assert weights(p, name) == reference(p, steps)
+        assert not left_in(p.at("nvme-" + name)) and not os.path.exists(p.at(name, "run.json"))
+
+
+def test_starting_over_a_durable_step_is_refused(p):
+    nvme = folders(p, "nvme-refused")
+    dead_run(p, "refused", nvme)
+    before = left_in(p.at("nvme-refused"))
+    base = ["train", "--model", p.model, "--data", p.data, "--out", p.at("refused"), *SMALL, *FIXED, "--steps", "5"]
+    refused(1, ["--resume", "--discard", "durable step", p.at("nvme-refused")], *base, *nvme)
+    refused(1, ["--resume", "--discard", "durable step", p.at("nvme-refused")], *base)  # run.json knows where
+    refused(1, ["--nvme", p.at("nvme-refused"), "--discard"], *base, "--resume")
+    last = last_step(p, "refused") + 2
+    base[base.index("--steps") + 1] = str(last)
+    refused(1, ["--chunk 524288"], *base, *nvme, "--resume", "--chunk", "4096")
+    refused(1, ["NVMe", "params"], *base, *nvme, "--resume", "--params", "host", "--optimizer-state", "nvme")
+    refused(1, ["--freeze"], *base, *nvme, "--resume", "--freeze", "model.embed*")
+    refused(1, ["--nvme"], *base, *nvme, *folders(p, "nvme-more"), "--resume")
+    refused(1, ["--seq"], *base, *nvme, "--resume", "--seq", "16")
+    assert left_in(p.at("nvme-refused")) == before
+    out, _ = run(*base, *nvme, "--resume", "--dry-run")
+    assert left_in(p.at("nvme-refused")) == before
+    run(*base, *nvme, "--resume")
+    assert weights(p, "refused") == reference(p, last)
+
+
+def test_discard_alone_and_with_resume(p):
+    nvme = folders(p, "nvme-discard")
+    dead_run(p, "discard", nvme)
+    out, _ = p.train("discard", "--steps", "5", *FIXED, *nvme, "--discard")
+    assert "discarded  the durable step" in out and weights(p, "discard") == reference(p, 5)
+    assert not left_in(p.at("nvme-discard")) and not os.path.exists(p.at("discard", "run.json"))
+    # back to the checkpoint
+    dead_run(p, "back", nvme, 1, 6, "--checkpoint-every", "4")
+    checkpoints = sorted(os.listdir(p.at("back", "checkpoints")))
+    newest = int([x for x in checkpoints if x.startswith("step-")][-1][5:])
+    steps = newest + 1
+    out, _ = p.train("back", "--steps", steps, *FIXED, *nvme, "--discard", "--resume")
+    assert "discarded" in out and "resumed from %s" % p.at("back", "checkpoints") in out
+    assert weights(p, "back") == reference(p, steps) and not left_in(p.at("nvme-discard"))
+    # nothing to go back to: nothing is dropped
+    dead_run(p, "nothing", nvme, 1, 2)
+    refused(1, "no complete checkpoint", "train", "--model", p.model, "--data", p.data, "--out", p.at("nothing"), *SMALL, *FIXED,
+            "--steps", "100000", *nvme, "--discard", "--resume")
+    assert left_in(p.at("nvme-discard"))
+    p.train("nothing", "--steps", "3", *FIXED, "--discard")  # found by run.json alone
+    assert not left_in(p.at("nvme-discard"))
+    out, _ = p.train("discard-none", "--steps", "3", *FIXED, "--discard")
+    assert "nothing was left" in out
+
+
+def test_options_are_checked(p):
+    base = ["train", "--model", p.model, "--data", p.data, "--out", p.at("options"), *SMALL, "--steps", "5"]
+    refused(2, "--durable", *base, "--durable", "0", *folders(p, "nvme-options"))
+    refused(2, "--nvme", *base, "--durable", "2")
+    refused(2, "--params", *base, "--durable", "2", *folders(p, "nvme-options"), "--params", "host")
+    refused(2, "--optimizer-state", *base, "--durable", "2", *folders(p, "nvme-options"), "--optimizer-state", "host")
+    assert not os.path.exists(p.at("options"))
+
+
+def test_inspect_says_what_is_durable(p):
+    nvme = folders(p, "nvme-inspect")
+    dead_run(p, "inspect", nvme, 2, 4, "--checkpoint-every", "3")
+    stores = left_in(p.at("nvme-inspect"))
+    for path in [p.at("inspect"), p.at("nvme-inspect"), stores[0]]:
+        out, _ = run("inspect", path)
+        assert "durable step" in out and os.path.basename(stores[0])[len("stoker-run-"):] in out and "--resume" in out, (path, out)
+    assert "checkpoint" in run("inspect", p.at("inspect"))[0]
+    # alive
+    child = start(p, "inspect2", "--steps", 1000000, *nvme, "--durable", 1, "--log", p.at("inspect2.jsonl"))
+    while not lines_of(p.at("inspect2.jsonl")):
+        assert child.poll() is None
+        time.sleep(0.002)
+    out, _ = run("inspect", p.at("nvme-inspect"))
+    child.kill()
+    child.wait()
+    assert out.count("stoker-run-") >= 2 and ("live" in out or "use" in out), out
+    p.train("inspect", "--steps", "1", *FIXED, "--discard", "--resume", code=1)  # the checkpoint is further
+    shutil.rmtree(p.at("nvme-inspect"))
+
+
+# --- several folders, missing ones, damage ----------------------------------------------------------------------------
+
+def test_folders_in_another_order_and_one_missing(p):
+    names = ["nvme-f%d" % i for i in range(3)]
+    nvme = folders(p, *names)
+    last = dead_run(p, "several", nvme)
+    steps = last["step"] + 2
+    turned = folders(p, names[2], names[0], names[1])
+    base = ["train", "--model", p.model, "--data", p.data, "--out", p.at("several"), *SMALL, *FIXED, "--steps", steps]
+    refused(1, [p.at(names[2])], *base, *folders(p, names[0], names[1]), "--resume")
+    os.rename(p.at(names[1]), p.at("away"))
+    refused(1, [p.at(names[1])], *base, *nvme, "--resume")
+    refused(1, [p.at(names[1])], *base, "--nvme", p.at(names[0]), "--nvme", p.at(names[2]), "--resume")
+    os.rename(p.at("away"), p.at(names[1]))
+    run(*base, *turned, "--resume")
+    assert weights(p, "several") == reference(p, steps)
+    assert not left_in(*[p.at(n) for n in names])
+
+
+def damage(path, at=None):
+    with open(path, "r+b") as f:
+        size = os.path.getsize(path)
+        for offset in at if at is not None else range(0, size, 512):
+            f.seek(offset)
+            f.write(b"\xa5" * 16)
+
+
+def test_damaged_tables_and_extents(p):
+    nvme = folders(p, "nvme-d0", "nvme-d1")
+    last = dead_run(p, "damaged", nvme)
+    steps = last["step"] + 2
+    base = ["train", "--model", p.model, "--data", p.data, "--out", p.at("damaged"), *SMALL, *FIXED, "--steps", steps]
+    stores = left_in(p.at("nvme-d0"), p.at("nvme-d1"))
+    assert len(stores) == 2
+    # one path's table is enough
+    saved = read(os.path.join(stores[0], "table.bin"))
+    damage(os.path.join(stores[0], "table.bin"))
+    run(*base, *nvme, "--resume", "--dry-run")
+    # none is not
+    damage(os.path.join(stores[1], "table.bin"))
+    refused(1, ["table.bin", "--discard"], *base, *nvme, "--resume")
+    refused(1, ["table.bin", "--discard"], *base, *nvme)
+    assert "table.bin" in run("inspect", p.at("damaged"))[0]
+    assert len(left_in(p.at("nvme-d0"), p.at("nvme-d1"))) == 2, "a damaged store is not removed unasked"
+    # extents: found when they are read, named
+    with open(os.path.join(stores[0], "table.bin"), "wb") as f:
+        f.write(saved)
+    extents = glob.glob(os.path.join(stores[0], "extents-*.bin"))[0]
+    size = os.path.getsize(extents)
+    damage(extents, range(0, size, 2048))
+    refused(1, ["chunk", "extents-"], *base, *nvme, "--resume")
+    damage(os.path.join(stores[0], "table.bin"))
+    out, _ = run(*base, *nvme, "--discard")
+    assert "discarded" in out and weights(p, "damaged") == reference(p, steps)
+    assert not left_in(p.at("nvme-d0"), p.at("nvme-d1"))
+
+
+# --- kill -9 anywhere -------------------------------------------------------------------------------------------------
+
+def went_on(p, out, options):
+    """The run after a death, to its end: resumed, or begun again where nothing had been kept."""
+    done = subprocess.run(arguments(p, out, *options, "--resume"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=120)
+    if done.returncode == 0:
+        return "resumed" + (" from the durable step" if b"from the durable step" in done.stdout else " from a checkpoint")
+    text = done.stderr.decode()
+    assert "no complete checkpoint" in text, text
+    if os.path.exists(p.at(out, "config.json")):  # died after its model was complete
+        return "complete"
+    done = subprocess.run(arguments(p, out, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()
+    return "begun again"
+
+
+def test_kill_9_at_random_moments(p):
+    rng = random.Random(SEED)
+    want = reference(p)
+    nvme = [folders(p, "nvme-k0"), folders(p, "nvme-k1", "nvme-k2")]
+    took = time.monotonic()
+    p.train("kill-time", "--steps", STEPS, *FIXED, *nvme[0], "--durable", 1)
+    took = time.monotonic() - took  # only the range that delays are drawn from
+    seen = {}
+    for k in range(KILLS):
+        name, seed = "kill%d" % k, rng.randrange(1 << 32)
+        r = random.Random(seed)
+        options = ["--steps", STEPS, *nvme[k % 2], "--durable", r.randint(1, 3), "--checkpoint-every", r.choice([3, 4, 1000]),
+                   "--update", r.choice(["serial", "chase"]), "--log", p.at(name + ".jsonl")]
+        for _ in range(r.randint(1, 3)):  # some die several times
+            resume = ["--resume"] if os.path.exists(p.at(name, "run.json")) or glob.glob(p.at(name, "checkpoints", "step-*")) else []
+            child = start(p, name, *options, *resume)
+            if r.random() < 0.5:
+                step, delay = r.randint(1, STEPS), r.uniform(0, took / STEPS)
+                alive = kill_when(child, p.at(name + ".jsonl"), lambda x: x and x[-1]["step"] >= step or child.poll() is not None)
+                what = "after the line of step %d" % step
+            else:
+                delay = r.uniform(0, 1.1 * took)
+                time.sleep(delay)
+                alive = child.poll() is None
+                child.kill()
+                child.wait()
+                what = "after %.4f s" % delay
+            if not alive:
+                break
+        try:
+            how = went_on(p, name, options)
+            assert weights(p, name) == want, "other weights"
+            assert how == "complete" or not left_in(*[x for x in nvme[k % 2] if x != "--nvme"]), "swap files were left"
+        except AssertionError as e:
+            raise AssertionError("kill %d (seed %d, STK_SEED %d), the last %s: %s" % (k, seed, SEED, what, e))
+        seen[how] = seen.get(how, 0) + 1
+        for x in glob.glob(p.at(name) + "*"):
+            shutil.rmtree(x) if os.path.isdir(x) else os.remove(x)
+    print("# seed %d, %d kills: %s" % (SEED, KILLS, ", ".join("%s %d" % x for x in sorted(seen.items()))))
+
+
+run_tests(sys.modules[__name__])
