@@ -5,11 +5,16 @@
  * The resident baseline of the engine is set by hand, so that a budget means the same in every
  * process. */
 #include "engine/engine.h"
-#include "tests/engine/world.h"
+#include "tests/engine/mlp.h"
 
 enum { BASE = 1 << 20 };
 
-struct kept { stk_tier params, opt, grads; stk_device_kind device; stk_update update; };
+struct kept {
+    stk_tier params, opt, grads;
+    stk_device_kind device;
+    stk_update update;
+    bool tied, freeze, fp16;
+};
 
 static void setting(struct toy *t, const struct kept *k)
 {
@@ -20,6 +25,9 @@ static void setting(struct toy *t, const struct kept *k)
     t->cfg.grads = k->grads;
     t->cfg.device = k->device;
     t->cfg.update = k->update;
+    t->tied = k->tied;
+    t->freeze_first = k->freeze;
+    t->cfg.dtype = k->fp16 ? STK_FP16 : STK_BF16;
 }
 
 static stk_status seal(struct toy *t, uint64_t budget, bool dry)
@@ -116,10 +124,47 @@ TEST(mem_16_everything_beside_a_device)
     sweep(&(struct kept){ STK_TIER_NVME, STK_TIER_NVME, STK_TIER_NVME, STK_DEVICE_HOST_DISCRETE,
                           STK_UPDATE_CHASE });
 }
+TEST(mem_16_tied_blocks)
+{
+    sweep(&(struct kept){ STK_TIER_NVME, STK_TIER_NVME, STK_TIER_NVME, STK_DEVICE_HOST,
+                          STK_UPDATE_CHASE, .tied = true });
+}
+TEST(mem_16_frozen_tensors)
+{
+    for (int discrete = 0; discrete < 2; discrete++)
+        sweep(&(struct kept){ STK_TIER_NVME, STK_TIER_NVME, STK_TIER_NVME,
+                              discrete ? STK_DEVICE_HOST_DISCRETE : STK_DEVICE_HOST,
+                              STK_UPDATE_CHASE, .freeze = true });
+}
+TEST(mem_16_fp16)
+{
+    sweep(&(struct kept){ STK_TIER_NVME, STK_TIER_NVME, STK_TIER_NVME, STK_DEVICE_HOST,
+                          STK_UPDATE_CHASE, .fp16 = true });
+}
 TEST(mem_16_gradients_alone)
 {
     sweep(&(struct kept){ STK_TIER_HOST, STK_TIER_HOST, STK_TIER_NVME, STK_DEVICE_HOST,
                           STK_UPDATE_CHASE });
+}
+
+/* A client's own order: gradients and optimizer state are kept, parameters are not (a departure may
+ * ask for any block). */
+TEST(cache_with_own_order)
+{
+    uint64_t hash[2];
+    for (int k = 0; k < 2; k++) {
+        struct mlp m;
+        mlp_init(&m, WORLD_NVME);
+        if (k) m.cfg.host_memory = 1u << 30;
+        m.skip_layer = true;
+        RUN(&m, mlp_open(&m));
+        CHECK((world_table(m.e, "host", "optimizer state kept in memory") > 0) == k);
+        CHECK(world_table(m.e, "host", "parameters kept in memory") == 0);
+        for (int i = 0; i < 5; i++) RUN(&m, mlp_step(&m, NULL));
+        RUN(&m, mlp_hash(&m, &hash[k]));
+        stk_close(m.e);
+    }
+    CHECK(hash[0] == hash[1]);
 }
 
 TEST(cache_fills_the_budget_to_one_unit)
