@@ -1,12 +1,11 @@
 /* engine/counters.c - what a checkpoint and a durable step both carry beside the tensors: counters,
- * steps of each tensor, loss scale, numerics key, dtype, the client's own object; and whether such a
- * document agrees with this engine.
+ * steps of each tensor, loss scale, numerics key, dtype, the client's own object; and whether such
+ * a document agrees with this engine.
  *
  * Application's thread, between steps. Must not know where tensors lie or how a document is
  * stored. */
 #include "engine/counters.h"
 #include "base/sys.h"
-#include "formats/manifest.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -2,10 +2,10 @@
  * a commit may begin, and the way back.
  *
  * A request is ARMED between steps with the counters of that moment; when the update of that step
- * is complete and written back (run.c), the engine lane submits it, because from then until the next
- * update begins the store's newest versions are the state of one step. The store keeps later puts
- * away from what the commit needs. Application's thread, but for what is marked as the lane's. Must
- * not know files or tables of the store. */
+ * is complete and written back (run.c), the engine lane submits it, because from then until the
+ * next update begins the store's newest versions are the state of one step. The store keeps later
+ * puts away from what the commit needs. Application's thread, but for what is marked as the
+ * lane's. Must not know files or tables of the store. */
 #include "engine/durable.h"
 #include "engine/counters.h"
 #include "base/sys.h"
@@ -127,6 +127,14 @@ void durable_quiesce(stk_engine *e, uint64_t deadline_ns)
         exec_event_wait(&e->durable.event, deadline_ns, &ignored);
 }
 
+static stk_status refuse_size(stk_engine *e, size_t bytes)
+{
+    return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
+                         "stk_durable: client_json has %zu bytes; the tables on the drives hold "
+                         "%u: keep the rest in a file of your own",
+                         bytes, CLIENT_BYTES_MAX);
+}
+
 static stk_status capture(stk_engine *e, const char *client_json)
 {
     static const char *const tiers[] = { "host", "nvme" };
@@ -142,7 +150,8 @@ static stk_status capture(stk_engine *e, const char *client_json)
     if (n == 0)
         return stk_error_set(&e->err, STK_ERR_NOMEM, 0,
                              "no memory to describe the durable step");
-    STK_ASSERT(n <= d->payload_max);
+    if (n > d->payload_max) /* numbers may be longer as jansson writes them */
+        return refuse_size(e, n);
     d->payload_bytes = n;
     d->step = e->begun;
     return STK_OK;
@@ -162,10 +171,7 @@ stk_status stk_durable(stk_engine *e, const char *client_json)
                              "stk_durable: no step has ended yet: there is nothing to keep");
     STK_TRY(counters_check_client(e, "stk_durable", client_json));
     if (client_json && strlen(client_json) > CLIENT_BYTES_MAX)
-        return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
-                             "stk_durable: client_json has %zu bytes; the tables on the drives hold "
-                             "%u: keep the rest in a file of your own",
-                             strlen(client_json), CLIENT_BYTES_MAX);
+        return refuse_size(e, strlen(client_json));
     STK_TRY(settle(e));
     STK_TRY(durable_report(e));
     STK_TRY(state_flush_staged(e));

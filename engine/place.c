@@ -27,6 +27,20 @@ static const struct { const char *owner, *option; } arena_text[PLAN_ARENA_N] = {
     [PLAN_ARENA_SAVE] = { "offloaded activations", "--activations recompute" },
 };
 
+/* An option that is in force already is no advice. */
+static const char *arena_option(const stk_engine *e, const struct eng_placement *pl, int arena)
+{
+    bool layer = e->cfg.accumulate == STK_ACCUMULATE_LAYER || e->cfg.micro_batches == 1,
+         recompute = pl->act == PLAN_ACT_RECOMPUTE;
+    if (arena == PLAN_ARENA_ACC && layer) return "";
+    if (arena == PLAN_ARENA_PARAM && e->cfg.prefetch == 0) return "";
+    if (arena == PLAN_ARENA_ACT && recompute)
+        return e->caps.host_in_place ? "a smaller --micro-batch"
+                                     : "--activations host or a smaller --micro-batch";
+    if (arena == PLAN_ARENA_ACT && pl->act == PLAN_ACT_HOST) return "a smaller --micro-batch";
+    return arena_text[arena].option;
+}
+
 static void fill_chunks(stk_engine *e, const struct eng_placement *pl)
 {
     const struct stk_layout *l = e->layout;
@@ -148,7 +162,7 @@ stk_status place_table(stk_engine *e, const struct eng_placement *pl, struct mem
     for (int a = 0; a < PLAN_ARENA_N; a++) {
         if (pl->arena_bytes[a] == 0) continue;
         STK_TRY(mem_note(m, plan_arena_on_device(a) ? dev : MEM_HOST, arena_text[a].owner,
-                         arena_text[a].option, pl->arena_bytes[a], err));
+                         arena_option(e, pl, a), pl->arena_bytes[a], err));
     }
     STK_TRY(mem_note(m, dev, "workspace of operations", "--micro-batch", e->workspace_bytes, err));
     for (uint32_t i = 0; i < e->n_reserves; i++)

@@ -232,8 +232,9 @@ static struct sim_file *file_holding(const struct io_sim_disk *d, const char *pa
                                      uint64_t offset_bytes, uint64_t size_bytes)
 {
     struct sim_file *f = sim_file_find(d, path);
-    if (!f || offset_bytes > f->size_bytes || size_bytes > f->size_bytes - offset_bytes) return NULL;
-    return f;
+    bool inside =
+        f && offset_bytes <= f->size_bytes && size_bytes <= f->size_bytes - offset_bytes;
+    return inside ? f : NULL;
 }
 
 bool io_sim_file_size(const struct io_sim_disk *d, const char *path, uint64_t *out_bytes)

@@ -4,9 +4,9 @@
  *   get   store_get -> read -> checksum lane: CRC against the record -> io's lane: done
  *
  * Owns the table of extents (io's lane only) and the puts that wait for a commit. Knows no folders
- * and locks (store_files.c), no table on disk (store_table.c) and not what the bytes mean. The recorded checksum also covers the extent's number and the version: a
- * write that never reached the medium, or reached another place, leaves bytes that do not fit the
- * record. */
+ * and locks (store_files.c), no table on disk (store_table.c) and not what the bytes mean. The
+ * recorded checksum also covers the extent's number and the version: a write that never reached the
+ * medium, or reached another place, leaves bytes that do not fit the record. */
 #include "nvme/store_impl.h"
 #include "nvme/crc32c.h"
 #include "base/sys.h"
@@ -58,7 +58,8 @@ static stk_status check_durable(const struct store_cfg *cfg, struct stk_error *e
                              (unsigned long long)cfg->payload_max_bytes);
     if (cfg->adopt && (id == 0 || cfg->payload_max_bytes == 0))
         return stk_error_set(err, STK_ERR_CONFIG, 0,
-                             "to adopt a durable store its run id and a size of payload are needed");
+                             "to adopt a durable store its run id and a size of payload are "
+                             "needed");
     for (uint32_t k = 0; k < cfg->n_paths; k++)
         for (uint32_t j = 0; j < k; j++)
             if (strcmp(cfg->paths[k], cfg->paths[j]) == 0)
@@ -601,9 +602,8 @@ stk_status store_drain(struct store *s, uint64_t deadline_ns, struct stk_error *
     exec_post(s->lane, &s->ask);
     exec_event_wait(&s->answered, UINT64_MAX, NULL);
     return stk_error_set(err, STK_ERR_STALLED, 0,
-                         "%llu puts, gets and commits have not completed in time; %s; the drive or its "
-                         "driver may be stuck (see the kernel "
-                         "log)",
+                         "%llu puts, gets and commits have not completed in time; %s; the drive or "
+                         "its driver may be stuck (see the kernel log)",
                          (unsigned long long)left, s->oldest);
 }
 

@@ -133,8 +133,8 @@ struct store_commit {
 /* Bytes on each path that store_open will need (rounded, all versions, table), for the memory table
  * and the refusal before anything is written. A pure function of the configuration (limits and
  * weights included): what is made where as much is free. Where less is free and limits are 0, the
- * store shares out by what is free instead, and says so in its notes. Limits that are too small: the
- * figures without limits. */
+ * store shares out by what is free instead, and says so in its notes. Limits that are too small:
+ * the figures without limits. */
 uint64_t store_need_bytes(const struct store_cfg *cfg, uint32_t path);
 /* Host memory that the store will hold: tables of extents, names, and the commit's buffer. */
 uint64_t store_memory_bytes(const struct store_cfg *cfg);
@@ -166,8 +166,8 @@ struct store_found {
  * caller (store_found_free). STK_END: there is none, *out NULL. STK_ERR_STATE: the store is in use
  * by a live run (named). STK_ERR_CONFIG: a part of it lies on a path that was not given (named).
  * STK_ERR_CORRUPT: tables are there but none is whole: the sentence names each file and what is
- * wrong with it (a run that ended within its first commit looks so, too). A whole and complete store
- * is preferred to all of these. `disk`: the simulated one (which has no locks), or NULL. */
+ * wrong with it (a run that ended within its first commit looks so, too). A whole and complete
+ * store is preferred to all of these. `disk`: the simulated one (which has no locks), or NULL. */
 stk_status store_find(const char *const *paths, uint32_t n_paths, const char *run_id,
                       struct io_sim_disk *disk, struct store_found **out, struct stk_error *err);
 void store_found_free(struct store_found *f);
@@ -182,8 +182,8 @@ uint32_t store_notes(const struct store *s, const char *const **out);
 /* Lane only. Never block. STK_OK: op->done will be called once. */
 stk_status store_put(struct store *s, struct store_op *op, struct stk_error *err);
 stk_status store_get(struct store *s, struct store_op *op, struct stk_error *err);
-/* Lane only. Never blocks. STK_OK: c->done will be called once. STK_ERR_CONFIG: the payload is larger
- * than announced, or the store was opened without durable steps. STK_ERR_STATE: the last put of an
+/* Lane only. Never blocks. STK_OK: c->done will be called once. STK_ERR_CONFIG: the payload is
+ * larger than announced, or the store was opened without durable steps. STK_ERR_STATE: the last put of an
  * extent (named) failed: put it again first. After an error in done the table before counts; if
  * taking the failed table back failed too, a later process may still find it, whole. */
 stk_status store_commit_submit(struct store *s, struct store_commit *c, struct stk_error *err);

@@ -22,7 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* --- files of a real or simulated disk --------------------------------------------------------- */
+/* --- files of a real or simulated disk ------------------------------------------------------ */
 
 bool store_file_size(struct io_sim_disk *disk, const char *name, uint64_t *out_bytes)
 {
@@ -36,7 +36,8 @@ bool store_file_size(struct io_sim_disk *disk, const char *name, uint64_t *out_b
 int64_t store_file_read(struct io_sim_disk *disk, const char *name, void *buf, uint64_t size_bytes,
                         uint64_t offset_bytes)
 {
-    if (disk) return io_sim_peek(disk, name, offset_bytes, buf, size_bytes) ? (int64_t)size_bytes : 0;
+    if (disk)
+        return io_sim_peek(disk, name, offset_bytes, buf, size_bytes) ? (int64_t)size_bytes : 0;
     int fd = sys_open(name, O_RDONLY, 0);
     if (fd < 0) return -1;
     int64_t n = sys_read_full(fd, buf, size_bytes, offset_bytes);

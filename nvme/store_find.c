@@ -73,11 +73,12 @@ static enum store_half_state read_half(struct io_sim_disk *disk, const char *nam
 
 /* Both halves of one path's table. */
 static void read_table(struct store_run *r, uint32_t path, struct io_sim_disk *disk,
-                       uint64_t seqs[2])
+                       uint64_t seqs[2], bool *unknown)
 {
     char name[STORE_PATH_TEXT_MAX], why[96];
     uint64_t bytes;
     seqs[0] = seqs[1] = 0;
+    *unknown = false;
     snprintf(name, sizeof name, "%s/" STORE_TABLE_NAME, r->folder[path]);
     if (!store_file_size(disk, name, &bytes)) return;
     if (bytes > STORE_TABLE_BYTES_MAX) bytes = STORE_TABLE_BYTES_MAX; /* no table is larger */
@@ -87,6 +88,7 @@ static void read_table(struct store_run *r, uint32_t path, struct io_sim_disk *d
         enum store_half_state state =
             read_half(disk, name, r->run_id, bytes / 2, h, &table, why, sizeof why);
         r->unknown |= state == HALF_UNKNOWN;
+        *unknown |= state == HALF_UNKNOWN;
         r->broken |= state == HALF_BROKEN;
         say(r->why, sizeof r->why, "%s half %u %s", h ? "," : ":", h, why);
         if (!table) continue;
@@ -123,6 +125,7 @@ stk_status store_run_read(const char *const *paths, uint32_t n_paths, const char
                           struct io_sim_disk *disk, struct store_run *out, struct stk_error *err)
 {
     uint64_t seqs[STORE_PATHS_MAX][2];
+    bool unknown[STORE_PATHS_MAX];
     memset(out, 0, sizeof *out);
     STK_ASSERT(n_paths <= STORE_PATHS_MAX);
     snprintf(out->run_id, sizeof out->run_id, "%s", run_id);
@@ -138,10 +141,12 @@ stk_status store_run_read(const char *const *paths, uint32_t n_paths, const char
             continue;
         }
         out->n_folders++;
-        read_table(out, k, disk, seqs[k]);
+        read_table(out, k, disk, seqs[k], &unknown[k]);
     }
-    for (uint32_t k = 0; k < n_paths && out->table; k++)
+    for (uint32_t k = 0; k < n_paths && out->table; k++) {
         out->has_newest[k] = out->folder[k] && seqs[k][out->half] == head_of(out)->seq;
+        out->sure |= out->has_newest[k] && !unknown[k];
+    }
     return STK_OK;
 }
 
@@ -177,10 +182,20 @@ static stk_status check_set(const struct store_run *r, struct stk_error *err)
                 store_table_path(r->table, j));
     if (!missing[0]) return STK_OK;
     return stk_error_set(err, STK_ERR_CONFIG, 0,
-                         "the durable store of run %s (step %llu) lies on %u paths, and its part of "
-                         "%s is not there: name that path as well",
+                         "the durable store of run %s (step %llu) lies on %u paths, and its part "
+                         "of %s is not there: name that path as well",
                          r->run_id, (unsigned long long)head_of(r)->step, head_of(r)->n_paths,
                          missing);
+}
+
+/* Why no table of the run counts. STK_OK: there never was one. */
+static stk_status none_counts(const struct store_run *r, struct stk_error *err)
+{
+    if (!r->broken && !r->unknown) return STK_OK;
+    return stk_error_set(err, STK_ERR_CORRUPT, 0, "run %s left tables and %s: %s", r->run_id,
+                         r->table ? "a newer one than what can be read may be there"
+                                  : "none is whole",
+                         r->why);
 }
 
 /* --- find ------------------------------------------------------------------------------------- */
@@ -313,10 +328,8 @@ static stk_status consider(struct search *s, const char *id, struct stk_error *e
         stk_error_set(&s->live, STK_ERR_STATE, 0,
                       "the store of run %s is in use by a live run (%s); wait for its end", id,
                       text[0] ? text : "its lock is held");
-    } else if (!run.table) {
-        if (run.broken || run.unknown)
-            stk_error_set(&s->corrupt, STK_ERR_CORRUPT, 0,
-                          "run %s left tables and none is whole: %s", id, run.why);
+    } else if (!run.sure) {
+        none_counts(&run, &s->corrupt);
     } else if (check_set(&run, &s->incomplete) == STK_OK) {
         take = !s->best.table || head_of(&run)->step > head_of(&s->best)->step;
     }
@@ -343,7 +356,8 @@ stk_status store_find(const char *const *paths, uint32_t n_paths, const char *ru
     for (uint32_t k = 0; k < n_paths && !s.named && status == STK_OK; k++)
         status = disk ? list_on_sim(&list, paths[k], disk, err) : list_runs(&list, paths[k], err);
     if (s.named) status = consider(&s, run_id, err);
-    for (uint32_t i = 0; i < list.n && status == STK_OK; i++) status = consider(&s, list.ids[i], err);
+    for (uint32_t i = 0; i < list.n && status == STK_OK; i++)
+        status = consider(&s, list.ids[i], err);
     if (status == STK_OK) {
         if (s.best.table) status = found_make(&s.best, paths, disk, out, err);
         else if (s.live.code != STK_OK) status = stk_error_forward(err, &s.live);
@@ -400,6 +414,7 @@ stk_status store_found_discard(struct store_found *f, struct io_sim_disk *disk,
     const char *const *paths = (const char *const *)f->paths;
     int fds[STORE_PATHS_MAX];
     struct store_run run;
+    stk_status stays = STK_OK;
     for (uint32_t k = 0; k < STORE_PATHS_MAX; k++) fds[k] = -1;
     STK_TRY(store_run_read(paths, f->n_paths, f->run_id, disk, &run, err));
     stk_status status = disk ? STK_OK : lock_all(paths, f->n_paths, run.folder, fds, err);
@@ -412,12 +427,12 @@ stk_status store_found_discard(struct store_found *f, struct io_sim_disk *disk,
     }
     for (uint32_t k = 0; status == STK_OK && k < f->n_paths; k++)
         if (run.folder[k] && store_folder_remove(run.folder[k], disk) != 0)
-            status = stk_error_set(err, STK_ERR_IO, errno,
-                                   "%s: its store is removed, the folder stays: %s", run.folder[k],
-                                   strerror(errno));
+            stays = stk_error_set(err, STK_ERR_IO, errno,
+                                  "%s: its store is removed, the folder stays: %s", run.folder[k],
+                                  strerror(errno));
     unlock_all(fds);
     store_run_free(&run);
-    return status;
+    return status != STK_OK ? status : stays;
 }
 
 /* --- adopt ------------------------------------------------------------------------------------ */
@@ -488,7 +503,8 @@ static stk_status check_files(struct store *s, const struct store_run *r, struct
         if (!store_file_size(s->sim_disk, p->table, &bytes) || bytes != 2 * r->half_bytes)
             return stk_error_set(err, STK_ERR_CORRUPT, 0,
                                  "%s: has %llu bytes, %llu are expected", p->table,
-                                 (unsigned long long)bytes, (unsigned long long)(2 * r->half_bytes));
+                                 (unsigned long long)bytes,
+                                 (unsigned long long)(2 * r->half_bytes));
     }
     return STK_OK;
 }
@@ -581,13 +597,12 @@ stk_status store_adopt(struct store *s, const struct store_cfg *cfg, struct stk_
             status =
                 store_run_read(cfg->paths, cfg->n_paths, s->run_id, s->sim_disk, &run, err);
     }
-    if (status == STK_OK && !run.table)
-        status = run.broken || run.unknown
-                     ? stk_error_set(err, STK_ERR_CORRUPT, 0,
-                                     "run %s left tables and none is whole: %s", s->run_id, run.why)
-                     : stk_error_set(err, STK_ERR_STATE, 0,
-                                     "there is no durable store of run %s on these paths",
-                                     s->run_id);
+    if (status == STK_OK && !run.sure) {
+        status = none_counts(&run, err);
+        if (status == STK_OK)
+            status = stk_error_set(err, STK_ERR_STATE, 0,
+                                   "there is no durable store of run %s on these paths", s->run_id);
+    }
     if (status == STK_OK) status = adopt_run(s, cfg, &run, fds, err);
     unlock_all(fds);
     store_run_free(&run);

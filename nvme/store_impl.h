@@ -129,6 +129,7 @@ uint64_t store_half_bytes(const struct store_cfg *cfg);
 /* --- store_table.c: on disk, see there -------------------------------------------------------- */
 
 #define STORE_TABLE_FORMAT 1u
+#define STORE_TABLE_FORMAT_MAX 100u /* beyond it is no later program's, but damage */
 #define STORE_TABLE_PATH_BYTES 512u
 #define STORE_TABLE_CHECKSUMS 1u /* flag: the extents carry checksums */
 #define STORE_TABLE_BYTES_MAX (4ull << 30)
@@ -193,11 +194,11 @@ stk_status store_drives(struct store *s, struct store_free *room, struct stk_err
 bool store_is_run_folder(const char *name);
 /* Opens the path's folder and waits for its lock: under it run folders appear and go. */
 stk_status store_path_lock(const char *path, int *out_fd, struct stk_error *err);
-/* Takes the lock of a run's folder. False: a live run holds it, or it cannot be asked (errno). True:
+/* Takes the lock of a run's folder. False: a live run holds it, or it cannot be asked. True:
  * `*out_fd` holds the lock; -1: there is no lock file, or no locks on this file system. What the
  * holder wrote goes to `text`, on one line. */
 bool store_run_lock(const char *folder, int *out_fd, char text[STORE_LOCK_TEXT_MAX]);
-/* Makes the lock file of a folder that has none (`flags` O_EXCL: there may be none) and takes it. */
+/* Makes the lock file of a folder (`flags` O_EXCL: there may be none yet) and takes it. */
 stk_status store_lock_make(struct store_path *p, int flags, struct stk_error *err);
 /* Writes this process into a lock's file. 0 or -1 + errno. */
 int store_lock_write(int fd);
@@ -225,6 +226,9 @@ struct store_run {
     uint8_t *table;                   /* the newest whole one; NULL: none */
     uint64_t half_bytes;
     uint32_t half;
+    /* The newest one lies on a path where both halves could be read: as a table that counts is on
+     * every path, no newer one does */
+    bool sure;
     bool unknown, broken;             /* some half is */
     char why[640];                    /* each file and what is wrong with it */
 };

@@ -66,7 +66,8 @@ static bool fill_start(struct fill *f, const struct store_cfg *cfg, const struct
         f->limit[k] = cfg->limits[k] ? cfg->limits[k] : UINT64_MAX;
         f->room.group[k] = room ? room->group[k] : k;
     }
-    for (uint32_t k = 0; k < STORE_PATHS_MAX; k++) f->room.bytes[k] = room ? room->bytes[k] : UINT64_MAX;
+    for (uint32_t k = 0; k < STORE_PATHS_MAX; k++)
+        f->room.bytes[k] = room ? room->bytes[k] : UINT64_MAX;
     uint64_t table = 2 * store_half_bytes(cfg);
     for (uint32_t k = 0; k < cfg->n_paths; k++) {
         fits = fits && left_on(f, k) >= table;

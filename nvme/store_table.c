@@ -34,7 +34,7 @@
  *       the table before counts  <--------------------+-- error: its slots stay protected ("doubt")
  *                                                         until a later commit overwrites the half
  *
- * A later commit after a failed one goes to the same half: the other holds the table that counts. */
+ * A commit after a failed one goes to the same half: the other holds the table that counts. */
 #include "nvme/store_impl.h"
 #include "nvme/crc32c.h"
 #include "base/sys.h"
@@ -98,7 +98,8 @@ enum store_half_state store_table_check(const uint8_t *half, uint64_t have_bytes
     }
     if (h->format != STORE_TABLE_FORMAT) {
         snprintf(why, why_bytes, "format %u, this program reads %u", h->format, STORE_TABLE_FORMAT);
-        return HALF_UNKNOWN;
+        return h->format > STORE_TABLE_FORMAT && h->format <= STORE_TABLE_FORMAT_MAX ? HALF_UNKNOWN
+                                                                                     : HALF_BROKEN;
     }
     if (h->n_paths < 1 || h->n_paths > STORE_PATHS_MAX || h->size_bytes > have_bytes ||
         h->payload_bytes > h->size_bytes ||

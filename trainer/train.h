@@ -82,8 +82,8 @@ stk_status train_dump_gradients(struct train *t, struct stk_error *err);
 /* How `out` stands: refuses foreign files and finished models. */
 stk_status train_check_out(const struct train *t, struct stk_error *err);
 
-/* train_durable.c, in the order of a run. What a dead run of --out left: looked for; refused without
- * --resume or --discard. */
+/* train_durable.c, in the order of a run. What a dead run of --out left: looked for; refused
+ * without --resume or --discard. */
 stk_status train_left_find(struct train *t, struct stk_error *err);
 /* --resume: true if the durable step is the newer one; settles whether the store is taken over. */
 stk_status train_left_choose(struct train *t, uint64_t checkpoint_step, bool have_checkpoint,
@@ -91,8 +91,9 @@ stk_status train_left_choose(struct train *t, uint64_t checkpoint_step, bool hav
 /* --discard, when everything that could be refused was. */
 stk_status train_left_discard(struct train *t, struct stk_error *err);
 stk_status train_durable_name(struct train *t, struct stk_error *err);  /* before run_open */
-stk_status train_durable_begin(struct train *t, struct stk_error *err); /* run.json; after run_seal */
-stk_status train_durable(struct train *t, struct stk_error *err);       /* after a step: if due */
+/* run.json; after run_seal */
+stk_status train_durable_begin(struct train *t, struct stk_error *err);
+stk_status train_durable(struct train *t, struct stk_error *err); /* after a step: if due */
 void train_durable_end(struct train *t);   /* the result lies elsewhere, whole and flushed */
 void train_durable_close(struct train *t); /* after the engine is closed */
 void train_alarm(const struct train *t, const char *what);

@@ -1,5 +1,5 @@
-/* trainer/train_durable.c - durable steps as a training run has them: OUT/run.json, which says under
- * which name and where a run's durable store lies; what a dead run left; asking for one every
+/* trainer/train_durable.c - durable steps as a training run has them: OUT/run.json, which says
+ * under which name and where a run's durable store lies; what a dead run left; asking for one every
  * --durable steps; dropping the store when its run needs it no more.
  *
  * run.json is there as long as a durable store may be. "discard": true in it: the result lies
@@ -21,7 +21,8 @@
 
 #define RUN_JSON "run.json"
 
-/* Folders to look in: those given, then those that run.json names; each once, existing ones only. */
+/* Folders to look in: those given, then those that run.json names; each once, existing ones
+ * only. */
 struct folders { char *path[STK_NVME_MAX]; uint32_t n; };
 
 static void folders_add(struct folders *f, const char *path)

@@ -1,5 +1,5 @@
-/* tests/engine/durable_world.h - what the tests of durable steps share: a toy whose state lies on NVMe
- * twice, on a real folder or on the simulated disk, and the way back to it. */
+/* tests/engine/durable_world.h - what the tests of durable steps share: a toy whose state lies on
+ * NVMe twice, on a real folder or on the simulated disk, and the way back to it. */
 #ifndef TESTS_ENGINE_DURABLE_WORLD_H
 #define TESTS_ENGINE_DURABLE_WORLD_H
 

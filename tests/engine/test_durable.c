@@ -427,8 +427,10 @@ TEST(durable_refusals_of_configurations)
         stk_close(t.e);
     }
     static const struct { const char *id; bool adopt, folder, durable; const char *word; } bad[] = {
-        { RUN_ID, false, false, true, "folder" }, { "zzzzzzzzzzzzzzzz", false, true, true, "0-9a-f" },
-        { "12", false, true, true, "run_id" },    { "", true, true, true, "run_id" },
+        { RUN_ID, false, false, true, "folder" },
+        { "zzzzzzzzzzzzzzzz", false, true, true, "0-9a-f" },
+        { "12", false, true, true, "run_id" },
+        { "", true, true, true, "run_id" },
         { RUN_ID, true, true, false, "durable" },
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {

@@ -1,11 +1,12 @@
 /* tests/engine/test_durable_cut.c - the power fails at a seeded moment of a whole training run with
  * durable steps, on the simulated disk.
  *
- * The disk is copied before the n-th change of its medium (a write, or a flush that has just ended),
- * with what was not flushed; in the copy each unflushed sector is lost or kept by chance. Then a new
- * engine takes over the copy: there is a durable step at least as new as what the run had been told
- * (or none, if it had been told of none), and its weights are those of the uninterrupted run at the
- * same step. A failing seed prints a line that runs it alone:
+ * The disk is copied before the n-th change of its medium (a write, or a flush that has just
+ * ended), with what was not flushed; in the copy each unflushed sector is lost or kept by chance.
+ * Then a new engine takes over the copy: there is a durable step at least as new as what the run
+ * had been told (or none, if it had been told of none), and its weights are those of the
+ * uninterrupted run at the same step. And the same after storage faults, which may end in a clean
+ * error. A failing seed prints a line that runs it alone:
  *     STK_SEED=17 test_durable_cut one
  * STK_SOAK=1: 20,000 seeds. Linked with --wrap=sim_write and --wrap=sim_flush. */
 #include "tests/engine/durable_world.h"
@@ -203,6 +204,58 @@ static bool cut_one(uint64_t seed, uint64_t counts[CUT_STEPS + 1])
     return ok;
 }
 
+/* --- storage faults --------------------------------------------------------------------------- */
+
+/* A run on a disk that errs; what is found after it, read without errors, is right or refused with a
+ * sentence that names the place: never other weights. */
+static bool faults_one(uint64_t seed, uint32_t *errors, uint32_t *refused, uint32_t *right)
+{
+    static const char *const where[] = { "chunk", "extent", "file", "bin" };
+    struct io_sim_cfg sim = cut_sim(seed);
+    struct rng r;
+    uint64_t hash = 0;
+    struct toy t;
+    bool named = false;
+    rng_seed_stream(&r, seed, 1);
+    uint32_t *rates[] = { &sim.faults.read_error_ppm, &sim.faults.write_error_ppm,
+                          &sim.faults.flip_bit_ppm,   &sim.faults.rot_bit_ppm,
+                          &sim.faults.misdirect_ppm,  &sim.faults.lost_write_ppm };
+    for (int i = 0; i < 2; i++) *rates[rng_below(&r, 6)] = 200 + (uint32_t)rng_below(&r, 1500);
+    sim.faults.short_ppm = (uint32_t)rng_below(&r, 100000);
+    cut = (struct cut){ .at = UINT64_MAX };
+    cut_config(&t, seed, &sim, false);
+    stk_status st = toy_open(&t);
+    if (st == STK_OK) st = toy_fill(&t);
+    for (int i = 0; st == STK_OK && i < CUT_STEPS; i++) {
+        stk_step_stats s = { 0 };
+        st = toy_step(&t, 1e-3, &s);
+        if (st == STK_ERR_IO && s.step > 0) st = STK_OK; /* a commit failed; the run goes on */
+        if (st == STK_OK) st = stk_durable(t.e, NULL);
+        if (st == STK_ERR_IO && t.e->state == ENG_READY) st = STK_OK;
+    }
+    *errors += st != STK_OK;
+    stk_close(t.e);
+    memset(&sim.faults, 0, sizeof sim.faults);
+    cut_config(&t, seed, &sim, true);
+    st = toy_open(&t);
+    if (st == STK_OK) st = stk_resume_durable(t.e, false, NULL);
+    if (st == STK_OK) st = toy_hash(&t, &hash);
+    const char *text = stk_error_text(t.e);
+    for (int i = 0; i < 4; i++) named |= strstr(text, where[i]) != NULL;
+    bool none = st == STK_ERR_STATE && strstr(text, "no durable step");
+    bool ok = st == STK_OK ? hash == want[variant_of(seed).skip > 0][t.e->begun]
+                           : none || (st == STK_ERR_CORRUPT && named);
+    *refused += st == STK_ERR_CORRUPT;
+    *right += st == STK_OK;
+    if (!ok)
+        printf("# seed %" PRIu64 ": step %" PRIu64 ": %s: %s\n# replay: STK_SEED=%" PRIu64
+               " test_durable_cut faults\n",
+               seed, t.e->begun, stk_status_name(st), text, seed);
+    stk_close(t.e);
+    io_sim_disk_free(sim.disk);
+    return ok;
+}
+
 /* The hashes to compare with, and how long runs are. */
 static bool prepare(void)
 {
@@ -245,6 +298,19 @@ TEST(durable_power_cut_at_a_seeded_moment)
     for (int i = 0; i <= CUT_STEPS; i++) CHECK(counts[i] > 0);
 }
 
+TEST(durable_after_storage_faults)
+{
+    uint64_t n = getenv("STK_SOAK") ? 5000 : 250;
+    uint32_t errors = 0, refused = 0, right = 0, failed = 0;
+    REQUIRE(prepare());
+    for (uint64_t k = 0; k < n && failed < 5; k++)
+        failed += !faults_one(test_seed() + k, &errors, &refused, &right);
+    printf("# %" PRIu64 " runs with faults: %u ended in an error; then %u right, %u refused\n", n,
+           errors, right, refused);
+    CHECK(failed == 0);
+    CHECK(errors > 0 && right > n / 4 && refused > 0);
+}
+
 /* The harness itself: with a disk that keeps back what it was told to flush, it must not pass. */
 TEST(durable_power_cut_canary)
 {
@@ -284,6 +350,10 @@ int main(int argc, char **argv)
         bool ok = prepare() && cut_one(test_seed(), counts);
         printf("# seed %" PRIu64 ": %s\n", test_seed(), ok ? "right" : "wrong");
         return ok ? 0 : 1;
+    }
+    if (argc == 2 && !strcmp(argv[1], "faults")) {
+        uint32_t n[3] = { 0 };
+        return prepare() && faults_one(test_seed(), &n[0], &n[1], &n[2]) ? 0 : 1;
     }
     return test_run_all(argc, argv);
 }

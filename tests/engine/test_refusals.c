@@ -55,6 +55,36 @@ TEST(mem_02_device_budget_below_one_blocks_working_set)
     refused(&t, STK_ERR_NOMEM, "--device-memory", "MiB", "--");
 }
 
+/* One block whose accumulator is the largest thing on the device. */
+static void refuse_accumulator(stk_accumulate order, const char *advice, const char *no_advice)
+{
+    stk_config c;
+    stk_engine *e;
+    stk_tensor_desc d = { .name = "w", .n_elems = 1u << 20 };
+    uint32_t block, tensor;
+    stk_config_init(&c, sizeof c);
+    c.device = STK_DEVICE_HOST_DISCRETE;
+    c.device_memory = 1u << 20;
+    c.accumulate = order;
+    c.micro_batches = 2;
+    c.prefetch = 0;
+    stk_status st = stk_open(&c, &e);
+    if (st == STK_OK) st = stk_block(e, "b", &d, 1, &block, &tensor);
+    stk_place place = { .block = 0, .fused = true };
+    if (st == STK_OK) st = stk_order(e, &place, 1);
+    if (st == STK_OK) st = stk_seal(e, false);
+    CHECK(REFUSED(st, STK_ERR_NOMEM, e, "gradient accumulators", "--device-memory", advice));
+    CHECK(!strstr(stk_error_text(e), no_advice));
+    stk_close(e);
+}
+
+/* An option that is in force already is no advice. */
+TEST(mem_02_refusal_names_only_what_would_help)
+{
+    refuse_accumulator(STK_ACCUMULATE_LAYER, "MiB", "--accumulate layer");
+    refuse_accumulator(STK_ACCUMULATE_MICRO, "--accumulate layer", "--prefetch 0");
+}
+
 TEST(mem_02_host_budget_below_what_is_needed)
 {
     struct toy t;

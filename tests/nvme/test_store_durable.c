@@ -1,152 +1,9 @@
-/* tests/nvme/test_store_durable.c - durable steps: commit, crash, find, adopt, discard; on every
- * backend, over several paths, and with everything wrong that may lie in the folders. Power cuts
- * are in test_store_power.c. */
-#include "tests/nvme/store_world.h"
-#include "nvme/store_impl.h"
+/* tests/nvme/test_store_durable.c - durable steps: the life of a store over commits and adoptions,
+ * on every backend; puts that meet a commit; full disks; every system call failing once. What lies in
+ * the folders is test_store_found.c's, power cuts are test_store_power.c's. */
+#include "tests/nvme/durable_world.h"
 
-#include <dirent.h>
 #include <errno.h>
-#include <signal.h>
-#include <sys/stat.h>
-
-enum { N = 9, ROOM_BYTES = 81920, PAYLOAD = 300 };
-
-static const uint64_t sizes[N] = { 1, 511, 4096, 4097, 20000, 65536, 70001, 81920, 12288 };
-static const uint8_t classes[N] = { 0, 1, 2, 0, 1, 0, 1, 2, 0 };
-
-/* A store with its model: which version each extent's newest put carried. */
-struct dur {
-    struct world w;
-    struct store_cfg cfg;
-    struct store *s;
-    char dirs[3][600];
-    uint8_t *buf;
-    uint64_t newest[N];
-    struct stk_error err;
-};
-
-static uint64_t content(uint32_t extent, uint64_t version) { return extent * 100000 + version; }
-
-static bool dur_world(struct dur *d, enum io_kind io, enum exec_kind ex, uint32_t n_paths)
-{
-    if (world_open(&d->w, io, ex, test_seed(), &d->err) != STK_OK) return false;
-    d->cfg = (struct store_cfg){ .n_extents = N, .extent_bytes = sizes, .extent_class = classes,
-                                 .n_paths = n_paths, .room = 2, .payload_max_bytes = PAYLOAD,
-                                 .weights = { 2, 1, 1 } };
-    for (uint32_t k = 0; k < n_paths; k++) {
-        snprintf(d->dirs[k], sizeof d->dirs[k], "%s/p%u", d->w.dir, k);
-        d->cfg.paths[k] = d->dirs[k];
-        if (!d->w.disk) sys_mkdirs(d->dirs[k]);
-    }
-    d->buf = sys_mmap(ROOM_BYTES, false);
-    for (uint32_t i = 0; i < N; i++) d->newest[i] = UINT64_MAX;
-    return d->buf != NULL;
-}
-
-static void dur_end(struct dur *d)
-{
-    store_close(d->s);
-    sys_munmap(d->buf, ROOM_BYTES);
-    world_close(&d->w);
-}
-
-static stk_status dur_open(struct dur *d)
-{
-    stk_error_clear(&d->err);
-    return store_world_open(&d->w, &d->cfg, &d->s, &d->err);
-}
-
-static void dur_close(struct dur *d)
-{
-    store_close(d->s);
-    d->s = NULL;
-}
-
-static stk_status dur_put(struct dur *d, uint32_t i, uint64_t version)
-{
-    struct store_op op;
-    fill(d->buf, sizes[i], content(i, version));
-    stk_status status = put_one(&d->w, d->s, i, d->buf, version, &op);
-    if (status == STK_OK) d->newest[i] = version;
-    return status;
-}
-
-static void dur_put_all(struct dur *d, uint64_t version)
-{
-    for (uint32_t i = 0; i < N; i++) CHECK(dur_put(d, i, version + i) == STK_OK);
-}
-
-static bool dur_holds(struct dur *d, uint32_t i, uint64_t version)
-{
-    struct store_op op;
-    memset(d->buf, 0x77, sizes[i]);
-    return store_version(d->s, i) == version &&
-           get_one(&d->w, d->s, i, d->buf, version, &op) == STK_OK &&
-           filled(d->buf, sizes[i], content(i, version));
-}
-
-static stk_status dur_commit(struct dur *d, uint64_t step, struct commit_call *call)
-{
-    uint8_t payload[PAYLOAD];
-    fill(payload, step % PAYLOAD, step);
-    stk_status status = commit_one(&d->w, d->s, step, payload, step % PAYLOAD, call);
-    if (status != STK_OK) stk_error_forward(&d->err, &call->err);
-    return status;
-}
-
-static stk_status dur_find(struct dur *d, const char *run_id, struct store_found **out)
-{
-    stk_error_clear(&d->err);
-    return store_find(d->cfg.paths, d->cfg.n_paths, run_id, d->w.disk, out, &d->err);
-}
-
-/* Finds the one durable store, expects this step, and adopts it. */
-static bool dur_adopt(struct dur *d, uint64_t step)
-{
-    struct store_found *f;
-    uint8_t payload[PAYLOAD];
-    uint64_t at;
-    stk_status status = dur_find(d, NULL, &f);
-    if (status != STK_OK) printf("# %s\n", d->err.text);
-    if (status != STK_OK) return false;
-    fill(payload, step % PAYLOAD, step);
-    bool ok = f->step == step && f->n_extents == N && f->n_paths == d->cfg.n_paths &&
-              f->room == d->cfg.room && f->volatile_classes == d->cfg.volatile_classes &&
-              memcmp(f->extent_bytes, sizes, sizeof sizes) == 0 &&
-              memcmp(f->extent_class, classes, sizeof classes) == 0 &&
-              f->payload_bytes == step % PAYLOAD &&
-              memcmp(f->payload, payload, f->payload_bytes) == 0;
-    uint64_t need = 0;
-    for (uint32_t k = 0; k < d->cfg.n_paths; k++) need += store_need_bytes(&d->cfg, k);
-    ok = ok && f->size_bytes == need;
-    memcpy(d->cfg.run_id, f->run_id, sizeof d->cfg.run_id);
-    store_found_free(f);
-    d->cfg.adopt = true;
-    status = dur_open(d);
-    d->cfg.adopt = false;
-    memset(d->cfg.run_id, 0, sizeof d->cfg.run_id);
-    if (status != STK_OK) printf("# %s\n", d->err.text);
-    return ok && status == STK_OK && store_durable(d->s, &at) && at == step;
-}
-
-static uint32_t entries_in(const char *dir)
-{
-    uint32_t n = 0;
-    DIR *dp = opendir(dir);
-    struct dirent *e;
-    while (dp && (e = readdir(dp))) n += e->d_name[0] != '.';
-    if (dp) closedir(dp);
-    return n;
-}
-
-/* Nothing of any run is left on any path. */
-static bool nothing_left(const struct dur *d)
-{
-    if (d->w.disk) return io_sim_free_bytes(d->w.disk) == 1ull << 40;
-    for (uint32_t k = 0; k < d->cfg.n_paths; k++)
-        if (entries_in(d->dirs[k]) != 0) return false;
-    return true;
-}
 
 /* --- the life of a durable store -------------------------------------------------------------- */
 
@@ -187,7 +44,8 @@ static void life(const struct combo *c, uint32_t n_paths, uint32_t room)
     dur_close(&d);
     CHECK(nothing_left(&d));
     struct store_found *f;
-    CHECK(dur_find(&d, NULL, &f) == STK_END && !f && dur_find(&d, "0123456789abcdef", &f) == STK_END);
+    CHECK(dur_find(&d, NULL, &f) == STK_END && !f);
+    CHECK(dur_find(&d, "0123456789abcdef", &f) == STK_END);
     dur_end(&d);
 }
 
@@ -294,11 +152,142 @@ TEST(store_durable_puts_meet_a_commit)
         store_stats_read(d.s, &st);
         CHECK(st.puts_waited == (room == 2 ? 6 : 0) && st.commits == 2);
         dur_close(&d);
-        CHECK(dur_adopt(&d, 2) == false); /* the payload of step 2 was left out: only that differs */
+        /* the payload of step 2 was left out: only that differs */
+        CHECK(dur_adopt(&d, 2) == false);
         for (uint32_t i = 0; i < N; i++) if (classes[i] != 1) CHECK(dur_holds(&d, i, 100 + i));
         sys_munmap(o.bufs, N * ROOM_BYTES);
         dur_end(&d);
     }
+}
+
+/* --- room ----------------------------------------------------------------------------------- */
+
+/* NVM-02: of two paths one is a small file system. The store shares out by what is free, says so,
+ * and once it is open nothing needs room any more: puts, commits and adopting work on a full
+ * disk. */
+TEST(store_nvm_02_durable_on_a_full_disk)
+{
+    enum { EACH = 1 << 20, COUNT = 24 };
+    struct dur d = { 0 };
+    struct commit_call call;
+    uint64_t bytes[COUNT];
+    char dir[256], cmd[1500], small[512];
+    const char *const *notes;
+    if (geteuid() != 0 || !world_dir(dir, sizeof dir)) SKIP("needs root");
+    snprintf(cmd, sizeof cmd,
+             "cd %s && truncate -s 24M img && mkfs.ext4 -q -m 0 img && mkdir m && mount -o loop "
+             "img m 2>/dev/null",
+             dir);
+    if (system(cmd) != 0) {
+        sys_remove_tree(dir);
+        SKIP("no loop file system here");
+    }
+    REQUIRE(dur_world(&d, IO_POSIX, EXEC_SIM, 2));
+    snprintf(small, sizeof small, "%s/m", dir);
+    snprintf(d.dirs[0], sizeof d.dirs[0], "%s", small);
+    for (int i = 0; i < COUNT; i++) bytes[i] = EACH;
+    d.cfg.n_extents = COUNT;
+    d.cfg.extent_bytes = bytes;
+    d.cfg.extent_class = NULL;
+    uint64_t have = (uint64_t)sys_disk_free(small);
+    CHECK(store_need_bytes(&d.cfg, 0) > have);
+    CHECK_OK(dur_open(&d), &d.err);
+    CHECK(store_notes(d.s, &notes) == 1 && strstr(notes[0], small) && strstr(notes[0], "short of"));
+    struct store_path_stats st;
+    store_path_stats_read(d.s, 0, &st);
+    CHECK(st.extents_bytes <= have && st.extents_bytes > have / 2);
+    snprintf(cmd, sizeof cmd, "dd if=/dev/zero of=%s/filler bs=64k 2>/dev/null", small);
+    CHECK(system(cmd) != 0 && sys_disk_free(small) < 65536);
+    uint8_t *buf = sys_mmap(EACH, false);
+    struct store_op op;
+    for (uint64_t v = 1; v <= 3; v++) {
+        for (uint32_t i = 0; i < COUNT; i++) {
+            fill(buf, EACH, content(i, v));
+            CHECK(put_one(&d.w, d.s, i, buf, v, &op) == STK_OK);
+        }
+        if (v < 3) CHECK_OK(dur_commit(&d, v, &call), &d.err);
+    }
+    memcpy(d.cfg.run_id, d.s->run_id, sizeof d.cfg.run_id);
+    dur_close(&d);
+    d.cfg.adopt = true;
+    CHECK_OK(dur_open(&d), &d.err);
+    for (uint32_t i = 0; i < COUNT; i++)
+        CHECK(get_one(&d.w, d.s, i, buf, 2, &op) == STK_OK && filled(buf, EACH, content(i, 2)));
+    store_discard(d.s);
+    dur_close(&d);
+    CHECK((uint64_t)sys_disk_free(small) > have / 2 && entries_in(d.dirs[1]) == 0);
+    /* no path has room for it all: refused with the numbers, nothing stays */
+    for (int i = 0; i < COUNT; i++) bytes[i] = 1ull << 40;
+    memset(d.cfg.run_id, 0, sizeof d.cfg.run_id);
+    d.cfg.adopt = false;
+    CHECK(dur_open(&d) == STK_ERR_NOSPACE && strstr(d.err.text, "are free"));
+    CHECK(entries_in(d.dirs[1]) == 0);
+    sys_munmap(buf, EACH);
+    dur_end(&d);
+    snprintf(cmd, sizeof cmd, "umount %s", small);
+    CHECK(system(cmd) == 0);
+    sys_remove_tree(dir);
+}
+
+/* --- every system call fails once ------------------------------------------------------------- */
+
+/* Adopting fails at each call in turn: a sentence, and the store is as it was. */
+TEST(store_durable_adopting_fails_half_way)
+{
+    static const enum sys_call kinds[] = { SYS_ALLOC, SYS_OPEN, SYS_READ, SYS_WRITE, SYS_FSYNC,
+                                           SYS_MMAP };
+    struct dur d = { 0 };
+    char id[STORE_RUN_ID_MAX];
+    REQUIRE(committed(&d, IO_POSIX, 2, id));
+    uint64_t half = store_half_bytes(&d.cfg);
+    uint8_t *blank = calloc(2, half);
+    memcpy(d.cfg.run_id, id, sizeof id);
+    d.cfg.adopt = true;
+    uint64_t alive = sys_alloc_bytes();
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        uint32_t failed = 0;
+        for (uint64_t k = 1; k < 40; k++) {
+            table_write(&d, 1, id, blank, 2 * half); /* so that adopting has to write it */
+            sys_fault_arm(kinds[i], k, 1, kinds[i] == SYS_ALLOC ? ENOMEM : EIO);
+            stk_status status = dur_open(&d);
+            sys_fault_arm(kinds[i], 0, 0, 0);
+            if (status != STK_OK) {
+                failed++;
+                CHECK(!d.s && strlen(d.err.text) > 10 && d.err.code == status);
+            }
+            dur_close(&d);
+            CHECK(sys_alloc_bytes() == alive && found_step(&d) == 2);
+        }
+        CHECK(failed >= 1);
+    }
+    CHECK_OK(dur_open(&d), &d.err);
+    for (uint32_t i = 0; i < N; i++) CHECK(dur_holds(&d, i, 20 + i));
+    free(blank);
+    dur_end(&d);
+}
+
+/* Making a durable store fails at each call in turn: nothing stays on any path. */
+TEST(store_durable_opening_fails_half_way)
+{
+    static const enum sys_call kinds[] = { SYS_ALLOC, SYS_OPEN, SYS_WRITE, SYS_FSYNC, SYS_MMAP,
+                                           SYS_ALLOCATE };
+    struct dur d = { 0 };
+    REQUIRE(dur_world(&d, IO_POSIX, EXEC_SIM, 2));
+    CHECK_OK(dur_open(&d), &d.err); /* the io keeps a drive once it is opened */
+    dur_close(&d);
+    uint64_t alive = sys_alloc_bytes();
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        uint32_t failed = 0;
+        for (uint64_t k = 1; k < 40; k++) {
+            sys_fault_arm(kinds[i], k, 1, kinds[i] == SYS_ALLOC ? ENOMEM : ENOSPC);
+            failed += dur_open(&d) != STK_OK;
+            sys_fault_arm(kinds[i], 0, 0, 0);
+            dur_close(&d);
+            CHECK(sys_alloc_bytes() == alive && nothing_left(&d));
+        }
+        CHECK(failed >= 1);
+    }
+    dur_end(&d);
 }
 
 TEST_MAIN()

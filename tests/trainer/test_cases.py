@@ -1,6 +1,8 @@
 """Rows of the project's cases that concern the command and have no test elsewhere, each by its id."""
 
+import json
 import os
+import struct
 import subprocess
 import sys
 
@@ -75,6 +77,52 @@ def test_use_04_compute_and_waits_sum_to_the_step(p):
         total = x["compute_s"] + sum(x["exposed_s"].values())
         assert abs(total - x["step_s"]) <= 0.03 * x["step_s"] + 1e-3, x
         assert x["bytes"]["nvme_read"] > 0, x
+
+
+def sparse_llama(folder, vocab=32000, hidden=4096, inner=11008, layers=32, heads=32):
+    """A model folder of full size whose weights are one hole: planning reads names and shapes only."""
+    os.makedirs(folder)
+    write(os.path.join(folder, "config.json"), json.dumps({
+        "model_type": "llama", "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": inner,
+        "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": heads,
+        "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+        "torch_dtype": "bfloat16", "tie_word_embeddings": False}))
+    shapes = {"model.embed_tokens.weight": [vocab, hidden], "model.norm.weight": [hidden],
+              "lm_head.weight": [vocab, hidden]}
+    for i in range(layers):
+        at = "model.layers.%d." % i
+        shapes.update({at + "self_attn.%s_proj.weight" % n: [hidden, hidden] for n in "qkvo"})
+        shapes.update({at + "mlp.%s_proj.weight" % n: [inner, hidden] for n in ["gate", "up"]})
+        shapes[at + "mlp.down_proj.weight"] = [hidden, inner]
+        shapes.update({at + n: [hidden] for n in ["input_layernorm.weight", "post_attention_layernorm.weight"]})
+    head, end = {}, 0
+    for name, shape in shapes.items():
+        size = 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
+        head[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(head).encode()
+    with open(os.path.join(folder, "model.safetensors"), "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text)
+        f.truncate(8 + len(text) + end)
+
+
+def test_use_11_a_7b_model_on_a_24_gib_card(p):
+    """One command for a full fine-tune of 7B: it runs, or one sentence says what is missing."""
+    sparse_llama(p.at("m7b"))
+    args = ["train", "--model", p.at("m7b"), "--data", p.data, "--out", p.at("use11"), "--steps", "10", "--seq", "512",
+            "--batch", "8", "--micro-batch", "1", "--device", "host:discrete", "--dry-run", *swap(p, "swap11")]
+    done = subprocess.run([STOKER, *args, "--device-memory", "24GiB", "--host-memory", "64GiB"], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, timeout=60)
+    out, err = done.stdout.decode(), done.stderr.decode()
+    if done.returncode == 0:
+        assert "optimizer state" in out and "device" in out and not err, (out, err)
+    else:  # this machine's disk is too small for it
+        assert done.returncode == 1 and len(err.splitlines()) == 1, err
+        assert "GiB are needed" in err and "are free" in err and "--optimizer-state host" in err, err
+    # a card that cannot do it: which bytes, and what would help
+    refused(1, ["--device-memory", "are needed", "the largest owner is"], *args, "--device-memory", "1GiB",
+            "--host-memory", "64GiB", absent=[p.at("use11")])
+    assert not os.listdir(p.at("swap11"))
 
 
 def test_use_05_the_storage_path_in_use_is_named(p):
