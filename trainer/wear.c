@@ -104,7 +104,7 @@ void wear_start(const stk_engine *e)
         if (w <= 0) continue;
         if (step_s > 0) {
             printf("           at most %.2f TB written a day, with steps as short as the drives "
-                   "allow (%.2f s)",
+                   "allow (%.3g s)",
                    w / step_s * DAY_S / 1e12, step_s);
             print_life(&d, w / step_s * DAY_S);
         } else {
@@ -174,14 +174,15 @@ static void print_busiest(const struct wear *v, const stk_engine *e)
                compute);
         return;
     }
-    printf("busiest    %s: compute %.1f %% of the steps' time, NVMe %.1f %%",
-           nvme_s > v->compute_s ? "NVMe" : "compute", compute, 100 * nvme_s / v->step_s);
+    printf("busiest    %s, a step takes %.2fx of its time: compute %.1f %% of the steps' time, "
+           "NVMe %.1f %%",
+           nvme_s > v->compute_s ? "NVMe" : "compute", most > 0 ? v->step_s / most : 0, compute,
+           100 * nvme_s / v->step_s);
     if (rate_s > 0)
         printf(" (bytes over the measured rates; a transfer was in flight %.1f %%)", busy);
     else
         printf(" (a transfer was in flight; the drives were not measured)");
-    printf(", a step takes %.2fx of it; reads' p99 at most %.2f ms\n",
-           most > 0 ? v->step_s / most : 0, (double)v->p99_ns / 1e6);
+    printf("; reads' p99 at most %.2f ms\n", (double)v->p99_ns / 1e6);
 }
 
 void wear_end(const struct wear *v, const stk_engine *e)
@@ -195,7 +196,8 @@ void wear_end(const struct wear *v, const stk_engine *e)
         add_up(e, i, v->read, v->write, &r, &w);
         if (w <= 0) continue;
         printf("writes     %s to %s per step, at this speed %.2f TB a day",
-               mem_size_format((uint64_t)(w / (double)v->steps), a), d.path,
+               mem_size_format((uint64_t)(w / (double)v->steps), a),
+               d.device[0] ? d.device : d.path,
                w / v->step_s * DAY_S / 1e12);
         print_life(&d, w / v->step_s * DAY_S);
     }

@@ -58,7 +58,7 @@ def test_a_dry_run_says_what_a_step_writes(p):
 def test_wear_and_busiest_at_the_end(p):
     out, _ = p.train("wear", "--steps", "3", "--nvme", folders(p, "ea"), *SWAP)
     assert re.search(r"^writes     .* per step, at this speed [0-9.]+ TB a day", out, re.M), out
-    assert re.search(r"^busiest    (NVMe|compute): compute [0-9.]+ %.*NVMe [0-9.]+ %", out, re.M), out
+    assert re.search(r"^busiest    (NVMe|compute), a step takes [0-9.]+x .*: compute [0-9.]+ %.*NVMe [0-9.]+ %", out, re.M), out
     out, _ = p.train("nowear", "--steps", "2")
     assert "busiest    compute" in out and "TB a day" not in out, out
 
