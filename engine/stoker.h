@@ -146,7 +146,7 @@ typedef struct stk_config {
                                         * several */
     uint64_t measure_ns;          /* time given to measuring each drive at seal; 0: a second when
                                    * there are several folders or a step moves more than 4 GiB, else
-                                   * none; UINT64_MAX: never */
+                                   * none; UINT64_MAX: never. Not in a dry seal, not in simulation */
     /* durable steps (below) */
     bool durable;                 /* reserve room for them: the parameters and the optimizer state
                                    * must lie on NVMe (`auto` then does), twice */
