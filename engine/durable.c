@@ -123,7 +123,9 @@ static stk_status settle(stk_engine *e)
 void durable_quiesce(stk_engine *e, uint64_t deadline_ns)
 {
     struct stk_error ignored = { 0 };
-    if (e->durable.payload && atomic_load(&e->durable.phase) == FLYING)
+    uint32_t phase = atomic_load(&e->durable.phase);
+    /* armed without an update to wait for: its task is on its way to the lane */
+    if (phase == FLYING || (phase == ARMED && !e->pending))
         exec_event_wait(&e->durable.event, deadline_ns, &ignored);
 }
 

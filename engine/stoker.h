@@ -400,7 +400,19 @@ bool stk_drive_info(const stk_engine *e, uint32_t i, stk_drive *out);
 
 /* --- the extent store alone: swap your own buffers ------------------------------------------------
  * Items of fixed sizes that do not fit memory lie on one or several drives, striped, with checksum
- * and version; transfers run beside your computation. One application thread per store. */
+ * and version; transfers run beside your computation. One application thread per store.
+ *
+ * MEMORY. buffer_bytes is divided into buffers as large as the largest item (rounded to 4096); each
+ * holds one item, so items of like sizes use it best: split a large one. Beside them: tables of
+ * about 150 bytes an item, 2 KiB a transfer (128 at most) and the threads' stacks. Nothing more is
+ * taken after open.
+ * ERRORS. Every call returns a status; stk_store_error is the sentence. A wait in which nothing is
+ * finished for 120 s ends as STK_ERR_STALLED. After that, and after a put that could not be written,
+ * the store is FAILED: the next call says so with the cause, later ones with STK_ERR_STATE. A get
+ * that fails (_IO, _CORRUPT) leaves the store as it was: ask again, or put the item anew.
+ * FORK. The store belongs to the process that opened it. In a child every call is refused
+ * (STK_ERR_STATE), stk_store_close does nothing, and the buffers are not mapped. A child that
+ * outlives the parent keeps the folders' locks: they look alive until it ends or calls exec. */
 
 typedef struct stk_store stk_store;
 typedef struct stk_store_config {
@@ -410,14 +422,17 @@ typedef struct stk_store_config {
     uint32_t n_items;
     const uint64_t *item_bytes;     /* borrowed until stk_store_open returns */
     uint64_t buffer_bytes;          /* host memory for writes behind and reads ahead; at least twice
-                                     * the largest item (rounded to 4096). 0: eight times */
+                                     * the largest item (rounded to 4096; STK_ERR_CONFIG with the
+                                     * numbers). 0: eight times. No more than all items need is taken */
     stk_storage storage;
     bool no_checksums;
     bool durable;                   /* stk_store_commit may be called: twice the room on the drives */
     char run_id[17];                /* as in stk_config */
-    bool adopt;                     /* go on from the durable step that run_id left */
+    bool adopt;                     /* go on from the durable step that run_id left; open returns
+                                     * STK_END when there is none */
     uint64_t payload_max_bytes;     /* durable: most bytes of a commit's payload; 0: 4096 */
-    const void *sim_disk;           /* struct io_sim_cfg with STK_STORAGE_SIM */
+    const void *sim_disk;           /* struct io_sim_cfg with STK_STORAGE_SIM; borrowed until
+                                     * stk_store_close */
     bool simulate;
     uint64_t seed;
 } stk_store_config;
@@ -427,18 +442,25 @@ void stk_store_config_init(stk_store_config *c, size_t size);
  * the sentence unless memory for it was missing (NULL). */
 stk_status stk_store_open(const stk_store_config *c, stk_store **out);
 const char *stk_store_error(const stk_store *s);
-/* Copies the item's bytes and returns; [waits] only for room in the buffers. The write runs behind.
- * An error of an earlier write is reported by the next call, names the item, and the store is
- * FAILED: only close is allowed. */
+/* Copies the item's bytes and returns; [waits] only for room in the buffers, or for the write or
+ * read-ahead of this item that is under way. The write runs behind. An error of an earlier write is
+ * reported by the next call, names the item, and the store is FAILED: only close is allowed. */
 stk_status stk_store_put(stk_store *s, uint32_t item, const void *data);
-/* [waits] The item's newest bytes: from a buffer if they are there (prefetched, or still being
- * written), else from its drive; verified. STK_ERR_STATE: never written. */
+/* [waits] The item's newest bytes: from a buffer if they are there (prefetched, got or put lately),
+ * else from its drive; verified. Without a copy when `data` is aligned to 4096 and the item's size is
+ * a multiple of it: they are then not kept in a buffer. On an error what `data` holds is undefined;
+ * after STK_ERR_STALLED it must stay allocated until stk_store_close. STK_ERR_STATE: never put. */
 stk_status stk_store_get(stk_store *s, uint32_t item, void *data);
-/* Begins to read ahead. STK_BUSY: no buffer free now (nothing happens). */
+/* Begins to read ahead; never waits. STK_BUSY: no buffer free now (nothing happens; the sentence is
+ * empty): three quarters of the buffers may hold what was prefetched and not used yet; what is not
+ * asked for over many gets and puts is given up. An error of the read is returned by the item's
+ * get. */
 stk_status stk_store_prefetch(stk_store *s, uint32_t item);
 /* [waits] Every put is on its drive, flushed. */
 stk_status stk_store_flush(stk_store *s);
-/* [waits] Everything put so far, with `payload`, is what a later process finds after a crash. */
+/* [waits] Everything put so far, with `payload`, is what a later process finds after a crash. After
+ * an error the durable step before still counts, and the store can be used unless it is FAILED.
+ * STK_ERR_STATE: opened without `durable`. */
 stk_status stk_store_commit(stk_store *s, uint64_t step, const void *payload,
                             uint64_t payload_bytes);
 /* After an open with `adopt`, or after a commit: the durable step and its payload (valid until the
@@ -446,9 +468,13 @@ stk_status stk_store_commit(stk_store *s, uint64_t step, const void *payload,
 stk_status stk_store_durable(const stk_store *s, uint64_t *step, const void **payload,
                              uint64_t *payload_bytes);
 typedef struct stk_store_stats {
-    uint64_t put_bytes, get_bytes, read_bytes, write_bytes, hits, misses, waits, wait_ns;
+    uint64_t put_bytes, get_bytes;      /* handed over by the calls */
+    uint64_t read_bytes, write_bytes;   /* moved from and to the drives: rounded to 4096 */
+    uint64_t hits, misses;              /* gets that found a buffer (read, or being read), or none */
+    uint64_t waits, wait_ns;            /* times a call had to wait, and how long in all */
 } stk_store_stats;
 void stk_store_stats_read(const stk_store *s, stk_store_stats *out);
+/* Backend, store, buffers, and what was found in the folders; one line, valid until close. */
 const char *stk_store_describe(const stk_store *s);
 /* [waits] for what is in flight. Removes the files unless a durable step is on them and `discard` is
  * false. NULL allowed. */

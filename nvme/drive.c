@@ -19,6 +19,7 @@
 #include <sys/sysmacros.h>
 
 #define LEVELS_MAX 8 /* of RAID upon LVM upon partitions */
+#define MOUNTINFO_MAX (1u << 20)
 
 /* --- small files ------------------------------------------------------------------------------ */
 
@@ -154,21 +155,21 @@ static void read_model(const char *disk, struct drive_facts *out)
 
 /* --- from a block device to the whole disk ---------------------------------------------------- */
 
-static int is_entry(const struct dirent *e) { return e->d_name[0] != '.'; }
-
 /* The first (by name) of what this device consists of, with their number; 0: it is no RAID or
  * LVM. */
 static uint32_t first_slave(const char *dir, char out[PATH_MAX])
 {
-    char path[PATH_MAX];
-    struct dirent **list;
-    if (!join(path, dir, "slaves")) return 0;
-    int n = scandir(path, &list, is_entry, alphasort);
-    if (n < 0) return 0;
-    bool found = n > 0 && resolve(out, path, list[0]->d_name);
-    for (int i = 0; i < n; i++) free(list[i]);
-    free(list);
-    return found ? (uint32_t)n : 0;
+    char path[PATH_MAX], first[NAME_MAX + 1] = "";
+    uint32_t n = 0;
+    DIR *d = join(path, dir, "slaves") ? opendir(path) : NULL;
+    if (!d) return 0;
+    for (struct dirent *e; (e = readdir(d));) {
+        if (e->d_name[0] == '.') continue;
+        if (n++ == 0 || strcmp(e->d_name, first) < 0)
+            snprintf(first, sizeof first, "%s", e->d_name);
+    }
+    closedir(d);
+    return n > 0 && resolve(out, path, first) ? n : 0;
 }
 
 bool drive_walk(const char *sysfs, unsigned major_, unsigned minor_, struct drive_facts *out)
@@ -217,14 +218,16 @@ static bool parse_mount(char *line, dev_t dev, char *type, size_t type_bytes, ch
 
 static void read_mount(dev_t dev, struct drive_facts *out, char *source, size_t source_bytes)
 {
-    char line[2 * PATH_MAX];
     source[0] = '\0';
-    FILE *f = fopen("/proc/self/mountinfo", "re");
-    if (!f) return;
-    while (fgets(line, sizeof line, f))
+    int fd = sys_open("/proc/self/mountinfo", O_RDONLY, 0);
+    char *text = fd >= 0 ? sys_calloc(1, MOUNTINFO_MAX) : NULL, *save = NULL;
+    int64_t n = text ? sys_read_full(fd, text, MOUNTINFO_MAX - 1, 0) : 0;
+    sys_close(fd);
+    for (char *line = n > 0 ? strtok_r(text, "\n", &save) : NULL; line;
+         line = strtok_r(NULL, "\n", &save))
         if (parse_mount(line, dev, out->file_system, sizeof out->file_system, source, source_bytes))
             break;
-    fclose(f);
+    sys_free(text);
 }
 
 stk_status drive_facts_read(const char *path, const char *sysfs, struct drive_facts *out,

@@ -351,13 +351,12 @@ void measure_run_result(const struct measure_run *r)
 static stk_status open_io(struct measure_run *r, struct stk_error *err)
 {
     const struct measure_cfg *c = r->cfg;
-    uint32_t workers = c->depth * c->n_paths;
     struct io_cfg ic = { .kind = c->kind,
                          .ex = r->ex,
                          .lane = r->lane,
                          .notify = &r->notify,
                          .depth = c->depth,
-                         .workers = workers < WORKERS_MAX ? workers : WORKERS_MAX,
+                         .workers = c->depth < WORKERS_MAX ? c->depth : WORKERS_MAX,
                          .buffered = c->buffered,
                          .no_registration = c->no_registration,
                          .sim = c->kind == IO_SIM ? c->sim : NULL };

@@ -1,18 +1,18 @@
 /* nvme/measure.h - measured rates of drives, by the same code path that training uses.
  *
- * A MEASUREMENT is one pattern on one or several files through an `io` of its own, for a given time:
- * throughput and a histogram of latencies. `stoker bench nvme` sweeps with it; the engine probes
- * each drive with it before it weighs them. It knows nothing of fio, tables of results or verdicts
- * (bench/), and nothing of what training will do with the figures.
+ * A MEASUREMENT is one pattern on one or several files through an `io` of its own, for a given
+ * time: throughput and a histogram of latencies. `stoker bench nvme` sweeps with it; the engine
+ * probes each drive with it before it weighs them. It knows nothing of fio, tables of results or
+ * verdicts (bench/), and nothing of what training will do with the figures.
  *
  * HOW TIME IS TAKEN. From the first submit to the last completion, writes with the flush that
  * follows them (BEN-04); the ramp (`ramp_ns`) is moved but not counted. Files are preallocated and
  * written once in full before anything is read from them, and opened with O_DIRECT: where that is
  * refused the result is marked invalid as the page cache's (BEN-01, NVM-22).
  *
- * Thread: application's; blocks for the whole measurement (`stop` may be set from a signal). Nothing
- * is left behind: the file has no name once it is open where the file system allows it, else it is
- * removed at the end. */
+ * Thread: application's; blocks for the whole measurement (`stop` may be set from a signal).
+ * Nothing is left behind: the file has no name once it is open where the file system allows it,
+ * else it is removed at the end. */
 #ifndef NVME_MEASURE_H
 #define NVME_MEASURE_H
 
@@ -23,7 +23,7 @@ enum measure_mode {
     MEASURE_READ,
     MEASURE_WRITE,
     MEASURE_MIXED,      /* reads and writes of different places at once, half of the depth each */
-    MEASURE_OPTIMIZER   /* the update's: read one chunk's state, write it back, `depth` chunks deep */
+    MEASURE_OPTIMIZER   /* the update's: read a chunk's state, write it back, `depth` chunks deep */
 };
 
 struct measure_cfg {
@@ -75,8 +75,9 @@ stk_status measure_open(const struct measure_cfg *cfg, struct measure **out, str
 /* cfg: another mode, block, depth, time, seed...; paths and file_bytes as at open. Verify after
  * writes that did not: the files are written in full again first. STK_OK with verify_failures > 0:
  * the drive moved the bytes, but not those that belong there. STK_ERR_INTERRUPTED (`stop`): *out
- * holds what was measured until then. STK_ERR_IO, STK_ERR_NOSPACE, STK_ERR_STALLED (a minute without
- * any completion): the sentence names file, offset and what failed; another run is possible. */
+ * holds what was measured until then. STK_ERR_IO, STK_ERR_NOSPACE, STK_ERR_STALLED (a minute
+ * without any completion): the sentence names file, offset and what failed; another run is
+ * possible. */
 stk_status measure_run(struct measure *m, const struct measure_cfg *cfg, struct measure_result *out,
                        struct stk_error *err);
 void measure_close(struct measure *m);

@@ -1,6 +1,6 @@
 /* nvme/measure_impl.h - what measure*.c share. Private to nvme/measure*.c and their tests.
  *
- * measure.c        files, the first full write, one run from set-up to result (application's thread)
+ * measure.c        files, the first full write, a run from set-up to result (application's thread)
  * measure_lane.c   places, requests, accounting: all that runs on the lane
  * measure_pattern.c  what a block carries, and what a wrong one is called
  * measure_store.c  the same run through the extent store */

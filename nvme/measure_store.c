@@ -45,10 +45,18 @@ stk_status measure_store_submit(struct measure_slot *slot, struct stk_error *err
 
 /* --- a run ------------------------------------------------------------------------------------ */
 
+/* A quarter more than the drives take at once: those under checksum do not leave them idle. */
+static uint32_t operations(const struct measure_cfg *cfg)
+{
+    uint32_t more = cfg->depth / 4;
+    return cfg->n_paths * (cfg->depth + (more > 2 ? more : 2));
+}
+
 static stk_status run_places(struct measure_run *r, struct store_op **ops, struct stk_error *err)
 {
     struct measure_through_store *t = r->m->through;
-    STK_TRY(measure_run_places(r, 1, r->cfg->depth * r->cfg->n_paths, err));
+    uint32_t n = operations(r->cfg);
+    STK_TRY(measure_run_places(r, 1, n < t->n_extents ? n : (uint32_t)t->n_extents, err));
     *ops = sys_calloc(r->n_slots, sizeof **ops);
     if (!*ops)
         return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for %u operations", r->n_slots);
@@ -104,7 +112,7 @@ stk_status measure_store_run(struct measure *m, const struct measure_cfg *cfg,
     if (t->broken)
         return stk_error_set(err, STK_ERR_STATE, 0,
                              "a measurement through the store has stalled before; open a new one");
-    if (cfg->verify || cfg->block_bytes != t->extent_bytes || cfg->depth > t->depth ||
+    if (cfg->verify || cfg->block_bytes != t->extent_bytes || cfg->depth != t->depth ||
         cfg->kind != m->cfg.kind)
         return stk_error_set(err, STK_ERR_CONFIG, 0,
                              "a store of extents of %llu bytes, %u deep, cannot be measured with "
@@ -134,6 +142,7 @@ static stk_status open_store(struct measure *m, const struct measure_store_cfg *
                          .lane = t->lane,
                          .notify = &t->notify,
                          .depth = c->depth,
+                         .workers = c->depth < 64 ? c->depth : 64,
                          .buffered = c->buffered,
                          .no_registration = c->no_registration,
                          .sim = sim };

@@ -4,8 +4,10 @@
  * Each file's blocks become extents of `block_bytes`, striped over the paths by equal weights, one
  * slot each, and all written once at open. Reads are store_get, writes store_put of a new version,
  * the flush at the end is that of the store's files. Latencies are those of whole operations,
- * checksums included. measure_run and measure_close take the object as any other; `depth` is per
- * path, as without the store.
+ * checksums and the wait for a place in the io's queue included. measure_run and measure_close take
+ * the object as any other. `depth` is what each drive has at once, as without the store; a quarter
+ * more operations (at least two) are under way, as in training, so that those under checksum do not
+ * leave a drive idle.
  *
  * To compare with measure_open: the same cfg for both, runs of the two in turn. To see the price of
  * checksums: two objects, one with no_checksums, runs of the two in turn. */
@@ -20,9 +22,9 @@ struct measure_store_cfg {
     uint32_t checksum_lanes;    /* threads; 0: 1 */
 };
 
-/* Runs afterwards may change mode, random, seed, times, bytes_max and stop, and take a smaller
- * depth; the rest stays as it was here (STK_ERR_CONFIG). A get whose checksum does not fit counts in
- * verify_failures, and the run goes on. After STK_ERR_STALLED only measure_close is possible
+/* Runs afterwards may change mode, random, seed, times, bytes_max and stop; the rest stays as it
+ * was here (STK_ERR_CONFIG). A get whose checksum does not fit counts
+ * in verify_failures, and the run goes on. After STK_ERR_STALLED only measure_close is possible
  * (STK_ERR_STATE). */
 stk_status measure_store_open(const struct measure_store_cfg *cfg, struct measure **out,
                               struct stk_error *err);

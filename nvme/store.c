@@ -564,6 +564,13 @@ stk_status store_locate(const struct store *s, uint32_t extent, const char **out
     return STK_OK;
 }
 
+bool store_file(const struct store *s, uint32_t path, uint32_t *out_file)
+{
+    if (path >= s->n_paths || !s->paths[path].added) return false;
+    *out_file = s->paths[path].io_file;
+    return true;
+}
+
 /* On the lane. */
 static void describe_oldest(void *arg)
 {

@@ -205,6 +205,10 @@ void store_stats_read(const struct store *s, struct store_stats *out);
 struct store_path_stats { uint64_t read_bytes, write_bytes, extents_bytes; };
 void store_path_stats_read(const struct store *s, uint32_t path, struct store_path_stats *out);
 
+/* io's number of the file that holds a path's extents, for a flush without a commit. False: nothing
+ * lies there. */
+bool store_file(const struct store *s, uint32_t path, uint32_t *out_file);
+
 /* Where an extent's newest bytes lie (tests, inspect, error sentences). */
 stk_status store_locate(const struct store *s, uint32_t extent, const char **out_path,
                         uint64_t *out_offset_bytes);

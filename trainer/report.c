@@ -136,6 +136,10 @@ void report_start(const struct train *t)
     if (idle[0]) printf("no effect  %s", idle);
     if (o->durable)
         printf("durable    every %" PRIu64 " steps, run %s\n", o->durable, o->run_id);
+    else if (o->adopt)
+        printf("durable    none in this run (--durable N); that of step %" PRIu64
+               " stays until its end\n",
+               t->left.step);
     report_engine(t->r.e);
     wear_start(t->r.e);
     wear_step_bytes(t->r.e, &read, &written);

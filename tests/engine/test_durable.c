@@ -311,6 +311,33 @@ TEST(durable_asked_twice_waits_for_the_first)
     CHECK(is_empty(p.folder));
 }
 
+/* Asked for when no update is pending: it begins at once, and closing waits for it. */
+TEST(durable_asked_without_a_pending_update_then_closed)
+{
+    struct variant v = { 0 };
+    for (int simulated = 0; simulated < 2; simulated++) {
+        struct place p;
+        struct toy t;
+        char *client = NULL;
+        place_new(&p, simulated, "closed");
+        RUN(&t, begin(&t, &v, &p));
+        RUN(&t, world_steps(&t, 1, 1e-3));
+        RUN(&t, stk_flush(t.e));
+        RUN(&t, stk_durable(t.e, NULL));
+        stk_close(t.e);
+        CHECK(found(&p, NULL) == 1);
+        RUN(&t, take_over(&t, &v, &p, NULL)); /* and before any step of this engine */
+        RUN(&t, stk_durable(t.e, "{\"again\":1}"));
+        stk_close(t.e);
+        RUN(&t, take_over(&t, &v, &p, &client));
+        CHECK(client && !strcmp(client, "{\"again\":1}"));
+        stk_free(client);
+        stk_discard_durable(t.e);
+        stk_close(t.e);
+        place_free(&p);
+    }
+}
+
 /* A newer checkpoint over an adopted store: the durable step stays until the next one. */
 TEST(durable_newer_checkpoint_over_an_adopted_store)
 {

@@ -4,6 +4,7 @@
 #include "nvme/measure_impl.h"
 
 #include <errno.h>
+#include <signal.h>
 
 #define FILE_NAME "/sim/stoker-measure-0.bin"
 
@@ -192,6 +193,80 @@ TEST(measure_ben_05_verify_never_meets_a_writer)
     }
 }
 
+/* --- real files ------------------------------------------------------------------------------- */
+
+static void spoil(int fd, uint64_t at, uint64_t from, uint8_t flip)
+{
+    uint8_t unit[MEASURE_UNIT_BYTES];
+    CHECK(sys_read_full(fd, unit, sizeof unit, from) == sizeof unit);
+    unit[1000] ^= flip;
+    CHECK(sys_write_full(fd, unit, sizeof unit, at) == sizeof unit && sys_fsync(fd) == 0);
+}
+
+/* A byte flipped, a block put in another's place, zeros, the file cut short: under a running
+ * measurement, from outside. */
+static void damaged_outside(enum io_kind kind)
+{
+    struct mworld w;
+    struct measure *m;
+    uint8_t zeros[MEASURE_UNIT_BYTES] = { 0 };
+    REQUIRE(mworld_real(&w, kind));
+    CHECK_OK(measure_open(&w.cfg, &m, &w.err), &w.err);
+    int fd = m->files[0].fd;
+    CHECK(pass(&w, m, MEASURE_OPTIMIZER) == STK_OK && w.r.verify_failures == 0);
+    spoil(fd, MIB, MIB, 0x10);
+    CHECK(pass(&w, m, MEASURE_READ) == STK_OK && w.r.verify_failures == 1);
+    CHECK(strstr(w.r.first_failure, "1 flipped bit, the first in byte 1049576 of the block"));
+    CHECK(strstr(w.r.first_failure, w.dir) && strstr(w.r.first_failure, "expected pass 2"));
+    spoil(fd, MIB, 2 * MIB, 0);
+    CHECK(pass(&w, m, MEASURE_READ) == STK_OK && w.r.verify_failures == 1);
+    CHECK(strstr(w.r.first_failure, "another block's content (file 0, byte 2097152, pass 2)"));
+    CHECK(sys_write_full(fd, zeros, sizeof zeros, MIB) == sizeof zeros && sys_fsync(fd) == 0);
+    CHECK(pass(&w, m, MEASURE_READ) == STK_OK && w.r.verify_failures == 1);
+    CHECK(strstr(w.r.first_failure, "zeros"));
+    CHECK(pass(&w, m, MEASURE_WRITE) == STK_OK);
+    CHECK(pass(&w, m, MEASURE_READ) == STK_OK && w.r.verify_failures == 0);
+    CHECK(ftruncate(fd, 3 * MIB + 4096) == 0);
+    CHECK(pass(&w, m, MEASURE_READ) == STK_ERR_IO && strstr(w.err.text, "cut short"));
+    printf("# %s\n", w.err.text);
+    measure_close(m);
+    mworld_close(&w);
+}
+
+TEST(measure_verify_damage_from_outside)
+{
+    damaged_outside(IO_POSIX);
+    damaged_outside(IO_AUTO);
+}
+
+static void measure_for_ever(struct mworld *w, int tell)
+{
+    struct measure *m;
+    w->cfg.mode = MEASURE_MIXED;
+    w->cfg.bytes_max = 0;
+    w->cfg.run_ns = 600000ull * MS;
+    if (measure_open(&w->cfg, &m, &w->err) != STK_OK || write(tell, "x", 1) != 1) _exit(1);
+    measure_run(m, &w->cfg, &w->r, &w->err);
+    _exit(2);
+}
+
+/* Killed in the middle: no file is left, because it has no name. */
+TEST(measure_leaves_nothing_when_killed)
+{
+    struct mworld w;
+    int ends[2], status = 0;
+    char told;
+    REQUIRE(mworld_real(&w, IO_POSIX) && pipe(ends) == 0);
+    pid_t child = fork();
+    if (child == 0) measure_for_ever(&w, ends[1]);
+    REQUIRE(child > 0 && read(ends[0], &told, 1) == 1);
+    CHECK(kill(child, SIGKILL) == 0 && waitpid(child, &status, 0) == child);
+    CHECK(WIFSIGNALED(status));
+    close(ends[0]);
+    close(ends[1]);
+    mworld_close(&w); /* checks the folder */
+}
+
 /* --- errors ----------------------------------------------------------------------------------- */
 
 static void fails(size_t fault, enum measure_mode mode, stk_status want, const char *words)
@@ -266,6 +341,8 @@ static void store_modes(struct mworld *w, bool no_checksums, bool sim)
     w->cfg.verify = true;
     CHECK(measure_run(m, &w->cfg, &w->r, &w->err) == STK_ERR_CONFIG);
     w->cfg.verify = false;
+    w->cfg.depth++;
+    CHECK(measure_run(m, &w->cfg, &w->r, &w->err) == STK_ERR_CONFIG);
     measure_close(m);
 }
 
