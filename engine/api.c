@@ -283,6 +283,8 @@ void stk_close(stk_engine *e)
     durable_free(e);
     own_free(e);
     run_free(e);
+    cache_free(e);
+    drives_free(e);
     plan_free(e->plan_train);
     plan_free(e->plan_eval);
     plan_free(e->plan_own);

@@ -13,6 +13,7 @@
 #include "engine/stoker.h"
 #include "gpu/device.h"
 #include "nvme/io.h"
+#include "nvme/measure.h"
 #include "nvme/store.h"
 #include "offload/adam.h"
 #include "offload/chunk.h"
@@ -37,6 +38,9 @@ struct eng_reserve {
 struct eng_placement {
     enum chunk_home param, opt, grad;
     enum plan_act act;
+    uint32_t cached[CHUNK_STATE_N]; /* state on NVMe: its first so many units (PARAM: blocks, else
+                                     * chunks, in the update's order) have host homes all the same
+                                     * (engine/cache.c) */
     uint64_t arena_bytes[PLAN_ARENA_N];
     uint64_t host_bytes, device_bytes, nvme_bytes; /* sums, with everything the table has */
 };
@@ -67,6 +71,8 @@ struct run_pool {
     uint32_t in_flight, limit;
 };
 
+struct eng_drive; /* engine/drives.c */
+
 struct eng_run {
     const struct plan *plan;
     uint32_t parts;
@@ -86,6 +92,13 @@ struct eng_run {
     _Atomic bool active;            /* read by a left-over pump task while the application's thread
                                      * sets the next run up */
     uint64_t last_visit_done_ns;
+};
+
+/* Transfers of the step at hand (engine/nvme_stats.c). */
+struct eng_nvme_stats {
+    struct measure_histogram reads; /* latency */
+    uint32_t in_flight;
+    uint64_t busy_since_ns, busy_ns;
 };
 
 /* engine/durable.c. `phase` is the meeting place: armed by the application's thread, taken by the
@@ -135,12 +148,16 @@ struct stk_engine {
                                          * blocks of backward have the cores to themselves */
     struct io *io;
     struct store *store;
+    struct eng_drive *drives;       /* engine/drives.c: one for each folder */
+    struct eng_nvme_stats nvme_stats;
     struct exec_task io_task, pump_task, begin_task, stop_task, wait_task;
     const struct adam_kernel *adam;
 
     /* layout and memory */
     struct stk_layout *layout;
     uint32_t *tensor_of;            /* the client's tensor -> layout tensor */
+    uint32_t *use_chunks, n_use_chunks; /* trainable chunks in the order of the update */
+    uint32_t *use_blocks, n_use_blocks; /* blocks likewise; all of them */
     struct mem *mem;                /* the table of who owns what, as planned */
     struct mem *held;               /* the host memory behind it */
     uint8_t *own_base;              /* device memory of engine/own.c, inside the one reservation */
@@ -151,7 +168,7 @@ struct stk_engine {
     struct plan_block_in *pblocks; struct plan_chunk_in *pchunks; struct plan_place_in *pplaces;
     struct plan_input pin;
     struct plan *plan_train, *plan_eval, *plan_own;
-    char *notes[32]; uint32_t n_notes;
+    char *notes[64]; uint32_t n_notes;
     char numerics[512];
 
     /* the step */
@@ -206,6 +223,31 @@ bool place_trains(const stk_engine *e);
 /* Writes the rows of the table for a placement (mem_note for what has no memory of ours). */
 stk_status place_table(stk_engine *e, const struct eng_placement *pl, struct mem *m,
                        struct stk_error *err);
+
+/* --- cache.c: pure: which of the state on NVMe is kept in memory ------------------------------ */
+stk_status cache_order(stk_engine *e);          /* after the layout and the order are known */
+void cache_free(stk_engine *e);
+/* A budget was given, something is on NVMe, and nothing forbids to keep a part of it. */
+bool cache_allowed(const stk_engine *e, const struct eng_placement *pl);
+void cache_homes(const stk_engine *e, const struct eng_placement *pl); /* into e->pchunks */
+/* Keeps as many more units of a state as `room_bytes` hold. True: there were some. */
+bool cache_take(const stk_engine *e, struct eng_placement *pl, enum chunk_state s,
+                uint64_t room_bytes);
+void cache_note(stk_engine *e, const struct eng_placement *pl);
+
+/* --- drives.c: what is known about the drives; application's thread --------------------------- */
+stk_status drives_find(stk_engine *e);          /* facts and given weights; also for a dry seal */
+stk_status drives_check_room(stk_engine *e);    /* STK_ERR_NOSPACE with the numbers */
+stk_status drives_measure(stk_engine *e);       /* [waits] as cfg.measure_ns says; weights */
+void drives_configure(const stk_engine *e, struct store_cfg *sc); /* weights and limits */
+void drives_note(stk_engine *e);                /* figures, shares, what a step writes */
+void drives_free(stk_engine *e);
+
+/* --- nvme_stats.c: engine lane during a run, application's thread between runs ---------------- */
+void nvme_stats_reset(stk_engine *e);
+void nvme_stats_begin(stk_engine *e);           /* a transfer was accepted */
+void nvme_stats_end(stk_engine *e, const struct store_op *op, bool read);
+void nvme_stats_fill(const stk_engine *e, stk_step_stats *s);
 
 /* --- run.c: engine lane ----------------------------------------------------------------------- */
 stk_status run_alloc(stk_engine *e, uint32_t n_nodes_max);

@@ -23,6 +23,7 @@ static void store_done(struct store_op *s)
     struct run_op *op = s->owner;
     stk_engine *e = op->e;
     const struct plan_node *n = node_of(e, op->node);
+    nvme_stats_end(e, s, n->kind == PLAN_FETCH);
     if (s->status != STK_OK) {
         struct stk_error err = { 0 };
         const struct stk_block *b = &e->layout->blocks[n->block];
@@ -69,6 +70,8 @@ static bool issue_store(stk_engine *e, uint32_t node, bool put)
     if (st != STK_OK) {
         run_op_give(e, n->resource, op);
         run_fail(e, &err);
+    } else {
+        nvme_stats_begin(e);
     }
     return true;
 }

@@ -56,6 +56,7 @@ static void fill_chunks(stk_engine *e, const struct eng_placement *pl)
         p->home[CHUNK_GRAD] = c->frozen ? CHUNK_HOST : pl->grad;
         for (int s = 0; s < CHUNK_STATE_N; s++) p->bytes[s] = chunk_bytes(l, c, s);
     }
+    cache_homes(e, pl);
     for (uint32_t i = 0; i < l->n_blocks; i++) {
         const struct stk_block *b = &l->blocks[i];
         e->pblocks[i] = (struct plan_block_in){ .first_chunk = b->first_chunk,
@@ -100,19 +101,22 @@ stk_status place_input(stk_engine *e, const struct eng_placement *pl, enum plan_
     return STK_OK;
 }
 
-/* Bytes of one state over all chunks, as homes hold them (host: packed, NVMe: rounded to the
- * store's alignment). */
-static uint64_t state_bytes(const stk_engine *e, enum chunk_state s, bool nvme)
+/* Bytes of one state over all chunks whose home is `home`, as homes hold them (host: packed,
+ * parameters of a block from a page on; NVMe: rounded to the store's alignment). e->pchunks says
+ * where each is. */
+static uint64_t state_bytes(const stk_engine *e, enum chunk_state s, enum chunk_home home)
 {
     uint64_t sum = 0;
-    for (uint32_t i = 0; i < e->layout->n_chunks; i++) {
-        uint64_t b = chunk_bytes(e->layout, &e->layout->chunks[i], s);
-        sum += nvme ? round_page(b) : b;
-    }
-    if (s == CHUNK_PARAM && !nvme) {
-        sum = 0;
-        for (uint32_t i = 0; i < e->layout->n_blocks; i++)
-            sum += round_page(e->layout->blocks[i].elems * 2);
+    for (uint32_t b = 0; b < e->layout->n_blocks; b++) {
+        const struct stk_block *x = &e->layout->blocks[b];
+        if (home == CHUNK_HOST && s == CHUNK_PARAM && x->n_chunks > 0) {
+            if (e->pchunks[x->first_chunk].home[s] == home) sum += round_page(x->elems * 2);
+            continue;
+        }
+        for (uint32_t i = x->first_chunk; i < x->first_chunk + x->n_chunks; i++) {
+            uint64_t bytes = e->pchunks[i].home[s] == home ? e->pchunks[i].bytes[s] : 0;
+            sum += home == CHUNK_NVME ? round_page(bytes) : bytes;
+        }
     }
     return sum;
 }
@@ -123,7 +127,7 @@ static uint64_t durable_bytes(const stk_engine *e)
     const char *paths[STK_NVME_MAX];
     if (!e->cfg.durable) return 0;
     uint64_t table = durable_payload_max(e) + 2ull * e->layout->n_chunks * DURABLE_ROW_BYTES;
-    return state_bytes(e, CHUNK_PARAM, true) + state_bytes(e, CHUNK_OPT, true) +
+    return state_bytes(e, CHUNK_PARAM, CHUNK_NVME) + state_bytes(e, CHUNK_OPT, CHUNK_NVME) +
            2 * durable_paths(e, paths) * round_page(table);
 }
 
@@ -132,16 +136,21 @@ static const char *fmt(uint64_t v, char *b) { return mem_size_format(v, b); }
 stk_status place_table(stk_engine *e, const struct eng_placement *pl, struct mem *m,
                        struct stk_error *err)
 {
-    static const struct { const char *owner, *option; } home_text[CHUNK_STATE_N] = {
-        { "parameters (16-bit)", "--params nvme" },
-        { "optimizer state", "--optimizer-state nvme" },
-        { "gradients (16-bit)", "--grads nvme" },
+    static const struct { const char *owner, *option, *kept; } home_text[CHUNK_STATE_N] = {
+        { "parameters (16-bit)", "--params nvme", "parameters kept in memory" },
+        { "optimizer state", "--optimizer-state nvme", "optimizer state kept in memory" },
+        { "gradients (16-bit)", "--grads nvme", "gradients kept in memory" },
     };
     const uint8_t home[CHUNK_STATE_N] = { pl->param, pl->opt, pl->grad };
+    fill_chunks(e, pl);
     for (int s = 0; s < CHUNK_STATE_N; s++) {
         bool nvme = home[s] == CHUNK_NVME;
         STK_TRY(mem_note(m, nvme ? MEM_NVME : MEM_HOST, home_text[s].owner,
-                         nvme ? "" : home_text[s].option, state_bytes(e, s, nvme), err));
+                         nvme ? "" : home_text[s].option,
+                         state_bytes(e, s, nvme ? CHUNK_NVME : CHUNK_HOST), err));
+        if (nvme && pl->cached[s])
+            STK_TRY(mem_note(m, MEM_HOST, home_text[s].kept, "",
+                             state_bytes(e, s, CHUNK_HOST), err));
     }
     if (e->cfg.durable) {
         STK_TRY(mem_note(m, MEM_NVME, "second versions for durable steps", "--durable",
@@ -258,43 +267,94 @@ static stk_status grow(stk_engine *e, struct eng_placement *pl, const uint64_t *
     return place_sum(e, pl, err);
 }
 
+/* What the arenas must have, may use and would like with the homes of `pl`. */
+struct needs { uint64_t least[PLAN_ARENA_N], useful[PLAN_ARENA_N], want[PLAN_ARENA_N]; };
+
+static stk_status find_needs(stk_engine *e, const struct eng_placement *pl, struct needs *n,
+                             struct stk_error *err)
+{
+    struct plan_input in;
+    struct eng_placement free_pl = *pl;
+    uint64_t eval_least[PLAN_ARENA_N], eval_useful[PLAN_ARENA_N];
+    bool train = place_trains(e);
+    for (int a = 0; a < PLAN_ARENA_N; a++) free_pl.arena_bytes[a] = UINT64_MAX;
+    STK_TRY(place_input(e, &free_pl, PLAN_EVAL, &in));
+    STK_TRY(plan_needs(&in, eval_least, eval_useful, err));
+    memcpy(n->least, eval_least, sizeof n->least);
+    memcpy(n->useful, eval_useful, sizeof n->useful);
+    in.mode = train ? PLAN_TRAIN : PLAN_EVAL;
+    if (train) STK_TRY(plan_needs(&in, n->least, n->useful, err));
+    for (int a = 0; a < PLAN_ARENA_N; a++) {
+        if (eval_least[a] > n->least[a]) n->least[a] = eval_least[a];
+        if (n->useful[a] < n->least[a]) n->useful[a] = n->least[a];
+    }
+    desire(e, &in, n->least, n->useful, n->want);
+    if (e->cfg.own_order) { /* accumulators and held blocks are engine/own.c's; the cache must hold
+                             * what is held and what comes next */
+        n->least[PLAN_ARENA_ACC] = n->want[PLAN_ARENA_ACC] = 0;
+        if (pl->param == CHUNK_NVME)
+            n->least[PLAN_ARENA_PARAM] = n->useful[PLAN_ARENA_PARAM] = n->want[PLAN_ARENA_PARAM] =
+                own_cache_bytes(e, in.prefetch);
+    }
+    return STK_OK;
+}
+
+/* A state was moved to host homes: arenas keep what they still have a use for. */
+static stk_status trim(stk_engine *e, struct eng_placement *pl, struct needs *n,
+                       struct stk_error *err)
+{
+    STK_TRY(find_needs(e, pl, n, err));
+    for (int a = 0; a < PLAN_ARENA_N; a++) {
+        uint64_t most = e->cfg.params == STK_TIER_DEVICE && a == PLAN_ARENA_PARAM ? n->useful[a]
+                                                                                  : n->want[a];
+        if (pl->arena_bytes[a] > most) pl->arena_bytes[a] = most;
+        if (pl->arena_bytes[a] < n->least[a]) pl->arena_bytes[a] = n->least[a];
+    }
+    return place_sum(e, pl, err);
+}
+
+/* Memory that a given budget leaves beside useful arenas keeps state that else goes over NVMe. What
+ * arenas no longer need because of it is given out again. */
+static stk_status keep_in_memory(stk_engine *e, struct eng_placement *pl, struct needs *n,
+                                 const struct limits *lim, struct stk_error *err)
+{
+    static const uint8_t order[] = { CHUNK_PARAM, CHUNK_OPT, CHUNK_GRAD };
+    bool more = true;
+    for (int round = 0; more && round < 8; round++) {
+        more = false;
+        for (size_t k = 0; k < sizeof order; k++) {
+            struct eng_placement before = *pl;
+            if (!cache_take(e, pl, order[k], lim->host - pl->host_bytes)) continue;
+            STK_TRY(trim(e, pl, n, err));
+            more = fits(pl, lim);
+            if (more) continue;
+            *pl = before;
+            return trim(e, pl, n, err);
+        }
+    }
+    return STK_OK;
+}
+
 static stk_status try_placement(stk_engine *e, struct eng_placement *pl, const struct limits *lim,
                                 bool *ok, struct stk_error *err)
 {
-    struct plan_input in;
-    uint64_t least[PLAN_ARENA_N], useful[PLAN_ARENA_N], eval_least[PLAN_ARENA_N],
-        eval_useful[PLAN_ARENA_N], want[PLAN_ARENA_N];
-    bool train = place_trains(e);
-    for (int a = 0; a < PLAN_ARENA_N; a++) pl->arena_bytes[a] = UINT64_MAX;
-    STK_TRY(place_input(e, pl, PLAN_EVAL, &in));
-    STK_TRY(plan_needs(&in, eval_least, eval_useful, err));
-    memcpy(least, eval_least, sizeof least);
-    memcpy(useful, eval_useful, sizeof useful);
-    in.mode = train ? PLAN_TRAIN : PLAN_EVAL;
-    if (train) STK_TRY(plan_needs(&in, least, useful, err));
-    for (int a = 0; a < PLAN_ARENA_N; a++) {
-        if (eval_least[a] > least[a]) least[a] = eval_least[a];
-        if (useful[a] < least[a]) useful[a] = least[a];
-    }
-    desire(e, &in, least, useful, want);
-    if (e->cfg.own_order) { /* accumulators and held blocks are engine/own.c's; the cache must hold
-                             * what is held and what comes next */
-        least[PLAN_ARENA_ACC] = want[PLAN_ARENA_ACC] = 0;
-        if (pl->param == CHUNK_NVME)
-            least[PLAN_ARENA_PARAM] = useful[PLAN_ARENA_PARAM] = want[PLAN_ARENA_PARAM] =
-                own_cache_bytes(e, in.prefetch);
-    }
-    memcpy(pl->arena_bytes, least, sizeof least);
+    struct needs n;
+    STK_TRY(find_needs(e, pl, &n, err));
+    memcpy(pl->arena_bytes, n.least, sizeof n.least);
     if (e->cfg.params == STK_TIER_DEVICE)
-        pl->arena_bytes[PLAN_ARENA_PARAM] = useful[PLAN_ARENA_PARAM];
+        pl->arena_bytes[PLAN_ARENA_PARAM] = n.useful[PLAN_ARENA_PARAM];
     STK_TRY(place_sum(e, pl, err));
     *ok = fits(pl, lim);
     if (!*ok) return STK_OK;
+    if (cache_allowed(e, pl)) {
+        STK_TRY(grow(e, pl, n.want, lim, err));
+        STK_TRY(keep_in_memory(e, pl, &n, lim, err));
+    }
     /* A budget that was given is there to be used: the cache may hold every parameter. */
     bool given = e->caps.host_in_place ? lim->host_given : lim->device_given;
-    if (given && want[PLAN_ARENA_PARAM] < useful[PLAN_ARENA_PARAM])
-        want[PLAN_ARENA_PARAM] = useful[PLAN_ARENA_PARAM];
-    return grow(e, pl, want, lim, err);
+    if (given && n.want[PLAN_ARENA_PARAM] < n.useful[PLAN_ARENA_PARAM])
+        n.want[PLAN_ARENA_PARAM] = n.useful[PLAN_ARENA_PARAM];
+    return grow(e, pl, n.want, lim, err);
 }
 
 static stk_status refuse(stk_engine *e, const struct eng_placement *pl, const struct limits *lim)
@@ -364,6 +424,7 @@ stk_status place_choose(stk_engine *e, uint64_t host_limit, uint64_t device_limi
                      : pl.act == PLAN_ACT_RECOMPUTE ? "recomputed"
                                                     : "offloaded to host",
                      fmt(pl.host_bytes, a), fmt(pl.device_bytes, b));
+            cache_note(e, &pl);
             return STK_OK;
         }
     }

@@ -143,24 +143,9 @@ static stk_status check_folders(stk_engine *e)
 
 static stk_status check_disk(stk_engine *e)
 {
-    if (e->cfg.storage == STK_STORAGE_SIM) return STK_OK;
-    STK_TRY(check_folders(e));
-    if (e->cfg.adopt) return STK_OK; /* the room is taken already */
-    uint64_t share = e->n_paths ? e->place.nvme_bytes / e->n_paths : 0;
-    for (uint32_t i = 0; share && i < e->n_paths; i++) {
-        int64_t room = sys_disk_free(e->paths[i]);
-        char a[32], b[32];
-        if (room < 0)
-            return stk_error_set(&e->err, STK_ERR_IO, errno, "--nvme %s: %s", e->paths[i],
-                                 strerror(errno));
-        if ((uint64_t)room < share)
-            return stk_error_set(
-                &e->err, STK_ERR_NOSPACE, 0,
-                "--nvme %s: %s are needed, %s are free; free some space, add another folder, or "
-                "keep a part in memory (--optimizer-state host)",
-                e->paths[i], mem_size_format(share, a), mem_size_format((uint64_t)room, b));
-    }
-    return STK_OK;
+    if (e->cfg.storage != STK_STORAGE_SIM) STK_TRY(check_folders(e));
+    STK_TRY(drives_find(e));
+    return drives_check_room(e);
 }
 
 static stk_status open_storage(stk_engine *e, uint32_t n_extents)
@@ -187,6 +172,7 @@ static stk_status open_storage(stk_engine *e, uint32_t n_extents)
                                 e->cfg.storage == STK_STORAGE_SIM && sim ? sim->disk : NULL };
     sc.n_paths = durable_paths(e, sc.paths);
     snprintf(sc.run_id, sizeof sc.run_id, "%s", e->cfg.run_id);
+    drives_configure(e, &sc);
     uint64_t *bytes = sys_calloc(n_extents, sizeof *bytes + 1);
     if (!bytes)
         return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory for the table of %u extents",
@@ -257,37 +243,43 @@ static stk_status reserve_host(stk_engine *e, struct mem *m)
     return STK_OK;
 }
 
-/* Host homes: parameters of a block contiguous (a visit may read them in place), the others packed
- * chunk by chunk. */
+/* Bytes of one state over a block's chunks with host homes. */
+static uint64_t host_home_bytes(const struct stk_layout *l, const struct stk_block *b,
+                                enum chunk_state s)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < b->n_chunks; i++) {
+        const struct stk_chunk *c = &l->chunks[b->first_chunk + i];
+        if (c->home[s] == CHUNK_HOST) sum += chunk_bytes(l, c, s);
+    }
+    return s == CHUNK_PARAM && sum ? round_page(b->elems * 2) : sum;
+}
+
+/* Host homes: parameters of a block contiguous (a visit may read them in place; all of a block's
+ * are at one home), the others packed chunk by chunk. */
 static stk_status reserve_homes(stk_engine *e, struct mem *m)
 {
     static const char *const owner[CHUNK_STATE_N] = { "parameters (16-bit)", "optimizer state",
                                                       "gradients (16-bit)" };
     const struct stk_layout *l = e->layout;
-    const uint8_t home[CHUNK_STATE_N] = { e->place.param, e->place.opt, e->place.grad };
     for (int s = 0; s < CHUNK_STATE_N; s++) {
-        if (home[s] != CHUNK_HOST) continue;
         uint64_t total = 0;
-        for (uint32_t b = 0; b < l->n_blocks; b++) {
-            for (uint32_t i = 0; i < l->blocks[b].n_chunks; i++)
-                total += chunk_bytes(l, &l->chunks[l->blocks[b].first_chunk + i], s);
-            if (s == CHUNK_PARAM) total = round_page(total);
-        }
+        for (uint32_t b = 0; b < l->n_blocks; b++) total += host_home_bytes(l, &l->blocks[b], s);
         if (total == 0) continue;
         void *p;
         STK_TRY(mem_reserve(m, owner[s], "", round_page(total), &p, &e->err));
         STK_TRY(dev_host_register(e->dev, p, round_page(total), &e->err));
         uint8_t *at = p;
-        uint64_t off = 0;
         for (uint32_t b = 0; b < l->n_blocks; b++) {
+            uint8_t *next = at;
             for (uint32_t i = 0; i < l->blocks[b].n_chunks; i++) {
                 struct stk_chunk *c = &l->chunks[l->blocks[b].first_chunk + i];
-                uint64_t first = s == CHUNK_PARAM ? c->first_elem * 2 : 0;
                 uint64_t n = chunk_bytes(l, c, s);
-                if (s == CHUNK_PARAM) c->host[s] = at + off + first;
-                else if (n) { c->host[s] = at + off; off += n; }
+                if (c->home[s] != CHUNK_HOST || n == 0) continue;
+                c->host[s] = s == CHUNK_PARAM ? at + c->first_elem * 2 : next;
+                next += n;
             }
-            if (s == CHUNK_PARAM) off = round_page(off + l->blocks[b].elems * 2);
+            at += host_home_bytes(l, &l->blocks[b], s);
         }
     }
     return STK_OK;
@@ -320,6 +312,7 @@ static stk_status seal_plan(stk_engine *e)
     STK_TRY(default_places(e));
     STK_TRY(build_layout(e));
     STK_TRY(alloc_tables(e));
+    STK_TRY(cache_order(e));
     STK_TRY(durable_look(e));
     uint64_t host, device;
     limits(e, &host, &device);
@@ -334,6 +327,7 @@ static stk_status seal_machine(stk_engine *e)
 {
     uint32_t n_extents;
     assign_homes(e, &n_extents);
+    if (n_extents) STK_TRY(drives_measure(e)); /* before memory is reserved: it has buffers */
     uint32_t threads = e->cfg.update_threads ? e->cfg.update_threads : cpu_count("");
     STK_TRY(exec_team_open(e->ex, "update", threads, &e->team, &e->err));
     STK_TRY(mem_open(&e->held, &e->err));
@@ -344,6 +338,7 @@ static stk_status seal_machine(stk_engine *e)
     STK_TRY(open_storage(e, n_extents));
     register_buffers(e);
     if (e->store) eng_note(e, "storage: %s; %s", io_describe(e->io), store_describe(e->store));
+    drives_note(e);
     uint32_t n = e->plan_train ? e->plan_train->n_nodes : 0;
     if (e->plan_eval && e->plan_eval->n_nodes > n) n = e->plan_eval->n_nodes;
     STK_TRY(run_alloc(e, n));
@@ -361,6 +356,7 @@ stk_status stk_seal(stk_engine *e, bool dry)
     if (e->state != ENG_DESCRIBE) return eng_refuse_state(e, "stk_seal", "once, after stk_open");
     stk_status st = seal_plan(e);
     if (st == STK_OK && !dry) st = seal_machine(e);
+    else if (st == STK_OK) drives_note(e);
     e->state = st != STK_OK ? ENG_FAILED : dry ? ENG_DRY : ENG_READY;
     return st;
 }

@@ -11,6 +11,7 @@ static void reset_accounting(stk_engine *e)
 {
     memset(&e->counts, 0, sizeof e->counts);
     memset(&e->exposed, 0, sizeof e->exposed);
+    nvme_stats_reset(e);
     e->step_begin_ns = exec_now_ns(e->ex);
     e->compute_begin_ns = dev_stream_busy_ns(e->compute);
 }
@@ -198,6 +199,7 @@ static void fill_stats(stk_engine *e, double scale_used, bool applied, stk_step_
     s->copy_in_bytes = e->counts.copy_in;
     s->copy_out_bytes = e->counts.copy_out;
     s->param_fetch_bytes = e->counts.param_fetch;
+    nvme_stats_fill(e, s);
     s->durable_step = atomic_load(&e->durable.newest_step);
 }
 

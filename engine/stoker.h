@@ -146,7 +146,7 @@ typedef struct stk_config {
                                         * several */
     uint64_t measure_ns;          /* time given to measuring each drive at seal; 0: a second when
                                    * there are several folders or a step moves more than 4 GiB, else
-                                   * none; UINT64_MAX: never */
+                                   * none; UINT64_MAX: never. Not in a dry seal, not in simulation */
     /* durable steps (below) */
     bool durable;                 /* reserve room for them: the parameters and the optimizer state
                                    * must lie on NVMe (`auto` then does), twice */
@@ -387,6 +387,9 @@ typedef struct stk_drive {
     double read_bytes_per_s, write_bytes_per_s, both_bytes_per_s; /* measured at seal; 0: not */
     uint64_t read_p99_ns, mixed_read_p99_ns;
     uint64_t step_read_bytes, step_write_bytes; /* planned, of one step */
+    uint64_t read_bytes, write_bytes;       /* moved since seal, fills and checkpoints included */
+    uint32_t first_of_drive;                /* lowest index of a folder on the same drive: equal for
+                                             * folders that share one. Rates, SMART are the drive's */
     double written_bytes, endurance_bytes;  /* of its life so far, and the estimate of all of it; 0:
                                              * unknown */
     uint32_t percentage_used;               /* UINT32_MAX: unknown */

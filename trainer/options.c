@@ -109,6 +109,12 @@ static const struct run_row {
         .help = "cap of the whole process; default: what is free" } },
     { A, { "nvme", OPT_LIST, AT(nvme), .arg = "DIR", .help = "folders for swapped state" } },
     { A,
+      { "nvme-weights", OPT_LIST, AT(nvme_weights), .arg = "A,B",
+        .help = "share of each folder; default: as fast as its drive is measured" } },
+    { A,
+      { "measure-drives", OPT_STRING, AT(measure_drives), "auto", .arg = "WHEN",
+        .help = "at start: off, SECONDS for each drive, or auto: one when it pays" } },
+    { A,
       { "params", OPT_CHOICE, AT(params), "auto", .choices = params_names, .arg = "TIER",
         .help = "home of the parameters; device: all cached there" } },
     { T,
@@ -260,6 +266,9 @@ void run_opts_engine(const struct run_opts *o, stk_config *c)
     c->device_memory = o->device_memory;
     c->host_memory = o->host_memory;
     for (uint32_t i = 0; i < o->nvme.n && i < STK_NVME_MAX; i++) c->nvme[i] = o->nvme.item[i];
+    for (uint32_t i = 0; i < o->nvme_weights.n && i < STK_NVME_MAX; i++)
+        options_number(o->nvme_weights.item[i], &c->nvme_weights[i]);
+    options_measure(o, &c->measure_ns);
     c->params = (stk_tier)o->params;
     c->optimizer_state = state[o->optimizer_state];
     c->grads = state[o->grads];

@@ -15,7 +15,7 @@ enum { FOR_TRAIN = 1, FOR_EVAL = 2, FOR_PLAN = 4 };
 enum schedule_kind { SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_COSINE };
 enum progress_kind { PROGRESS_AUTO, PROGRESS_LINES, PROGRESS_NONE };
 
-#define RUN_ROWS_MAX 72
+#define RUN_ROWS_MAX 96
 
 struct run_opts {
     const char *config_file;
@@ -28,7 +28,8 @@ struct run_opts {
     double lr, weight_decay, beta1, beta2, eps, clip, loss_scale;
     int schedule, dtype, optimizer, device, params, optimizer_state, grads, activations, accumulate,
         update, act, matmul, storage, progress;
-    struct opt_list freeze, nvme;
+    struct opt_list freeze, nvme, nvme_weights;
+    const char *measure_drives;
     bool resume, discard, save_final_state, dry_run, any_numerics, print_config;
 
     /* after parsing */

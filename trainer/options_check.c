@@ -6,10 +6,56 @@
 #include "trainer/options_impl.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define REFUSE(...) return stk_error_set(err, STK_ERR_CONFIG, 0, __VA_ARGS__)
+
+bool options_number(const char *text, double *out)
+{
+    char *end;
+    double v = strtod(text, &end);
+    if (end == text || *end || !isfinite(v) || v < 0) return false;
+    *out = v;
+    return true;
+}
+
+bool options_measure(const struct run_opts *o, uint64_t *out_ns)
+{
+    double s = 0;
+    if (strcmp(o->measure_drives, "auto") == 0) *out_ns = 0;
+    else if (strcmp(o->measure_drives, "off") == 0) *out_ns = UINT64_MAX;
+    else if (options_number(o->measure_drives, &s) && s >= 0.01 && s <= 600)
+        *out_ns = (uint64_t)(s * 1e9);
+    else return false;
+    return true;
+}
+
+static stk_status check_drives(const struct run_opts *o, struct stk_error *err)
+{
+    uint64_t ns;
+    double sum = 0;
+    if (!options_measure(o, &ns))
+        REFUSE("--measure-drives: \"%s\" is none of auto, off, or seconds from 0.01 to 600",
+               o->measure_drives);
+    if (o->nvme.n == 0 && ns != 0 && run_opts_given(o, "measure-drives"))
+        REFUSE("--measure-drives has no effect without --nvme DIR");
+    if (!run_opts_given(o, "nvme-weights")) return STK_OK;
+    if (o->nvme_weights.n != o->nvme.n)
+        REFUSE("--nvme-weights gives %u shares for %u folders of --nvme: one for each is needed",
+               o->nvme_weights.n, o->nvme.n);
+    for (uint32_t i = 0; i < o->nvme_weights.n; i++) {
+        double w;
+        if (!options_number(o->nvme_weights.item[i], &w))
+            REFUSE("--nvme-weights: \"%s\" is no share, a number 0 or above",
+                   o->nvme_weights.item[i]);
+        sum += w;
+    }
+    if (!(sum > 0)) REFUSE("--nvme-weights: every share is 0: nothing could be stored");
+    return STK_OK;
+}
 
 static stk_status check_tiers(const struct run_opts *o, uint32_t verb, struct stk_error *err)
 {
@@ -79,6 +125,7 @@ stk_status options_check(const struct run_opts *o, uint32_t verb, struct stk_err
 {
     STK_TRY(check_sizes(o, err));
     STK_TRY(check_tiers(o, verb, err));
+    STK_TRY(check_drives(o, err));
     return verb == FOR_EVAL ? STK_OK : check_run(o, err);
 }
 

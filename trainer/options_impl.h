@@ -4,6 +4,10 @@
 
 #include "trainer/options.h"
 
+/* A finite number, 0 or above. False: it is none; *out is unchanged. */
+bool options_number(const char *text, double *out);
+/* --measure-drives as stk_config.measure_ns has it. False: none of its values. */
+bool options_measure(const struct run_opts *o, uint64_t *out_ns);
 stk_status options_check(const struct run_opts *o, uint32_t verb, struct stk_error *err);
 
 #endif

@@ -89,25 +89,6 @@ static uint64_t count_elements(const struct model *m, bool frozen)
     return n;
 }
 
-/* Room for versions, not bytes that a step writes. */
-static uint64_t durable_bytes(const stk_engine *e)
-{
-    const char *tier, *name;
-    uint64_t bytes;
-    for (uint32_t i = 0; stk_table(e, i, &tier, &name, &bytes); i++)
-        if (strcmp(name, "second versions for durable steps") == 0) return bytes;
-    return 0;
-}
-
-/* All state that lives on NVMe is rewritten by each update, but for frozen parameters. */
-static uint64_t nvme_written(const struct train *t)
-{
-    uint64_t bytes = tier_bytes(t->r.e, "nvme") - durable_bytes(t->r.e),
-             frozen = 2 * count_elements(t->r.model, true);
-    if (strcmp(tier_of(t->r.e, "parameters (16-bit)"), "nvme") != 0) return bytes;
-    return bytes > frozen ? bytes - frozen : 0;
-}
-
 static void print_optimizer(const struct train *t)
 {
     const struct run_opts *o = &t->o;
@@ -141,8 +122,8 @@ void report_start(const struct train *t)
 {
     const struct run_opts *o = &t->o;
     char size[32], idle[512];
-    uint64_t trained = count_elements(t->r.model, false), frozen = count_elements(t->r.model, true),
-             nvme = nvme_written(t);
+    uint64_t trained = count_elements(t->r.model, false), frozen = count_elements(t->r.model, true);
+    double read, written;
     printf("model      %s: %s, %.2f million parameters", o->model,
            model_family_name(t->r.src.cfg.family), (double)(trained + frozen) / 1e6);
     if (frozen) printf(", %.2f million of them frozen", (double)frozen / 1e6);
@@ -160,9 +141,12 @@ void report_start(const struct train *t)
                " stays until its end\n",
                t->left.step);
     report_engine(t->r.e);
-    if (nvme) {
-        printf("writes     %s to NVMe per step", mem_size_format(nvme, size));
-        printf(", %s in this run\n", mem_size_format(nvme * (t->steps - t->step), size));
+    wear_start(t->r.e);
+    wear_step_bytes(t->r.e, &read, &written);
+    if (written > 0) {
+        printf("writes     %s to NVMe per step", mem_size_format((uint64_t)written, size));
+        printf(", %s in this run\n",
+               mem_size_format((uint64_t)(written * (double)(t->steps - t->step)), size));
     }
 }
 
@@ -194,7 +178,7 @@ static json_t *json_bytes(const stk_step_stats *s)
     return j;
 }
 
-static json_t *json_step(const struct train *t, const struct report_step *s)
+static json_t *json_step(const struct train *t, const struct report_step *s, json_t *drives)
 {
     const stk_step_stats *x = &s->stats;
     json_t *j = json_object();
@@ -217,6 +201,9 @@ static json_t *json_step(const struct train *t, const struct report_step *s)
     json_object_set_new(j, "loss_scale", number(x->loss_scale));
     json_object_set_new(j, "durable_step", whole(x->durable_step));
     json_object_set_new(j, "bytes", json_bytes(x));
+    json_object_set_new(j, "nvme_busy_s", number(seconds(x->nvme_busy_ns)));
+    json_object_set_new(j, "nvme_read_p99_s", number(seconds(x->nvme_read_p99_ns)));
+    json_object_set(j, "drives", drives);
     json_object_set_new(j, "rss_bytes", whole(mem_resident_bytes()));
     json_object_set_new(j, "peak_rss_bytes", whole(mem_peak_bytes()));
     if (s->evaluated) json_object_set_new(j, "eval_loss", number(s->eval_loss));
@@ -224,9 +211,9 @@ static json_t *json_step(const struct train *t, const struct report_step *s)
 }
 
 static stk_status write_log(struct report *r, const struct train *t, const struct report_step *s,
-                            struct stk_error *err)
+                            json_t *drives, struct stk_error *err)
 {
-    json_t *j = json_step(t, s);
+    json_t *j = json_step(t, s, drives);
     char *text = j ? json_dumps(j, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
     json_decref(j);
     if (!text) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a line of the log");
@@ -288,7 +275,7 @@ stk_status report_step(struct report *r, struct train *t, const struct report_st
     const stk_exposed *x = &s->stats.exposed;
     r->exposed_s += seconds(x->nvme_ns + x->copy_ns + x->update_ns + x->gather_ns);
     r->step_s += s->step_s;
-    r->nvme_bytes += s->stats.nvme_write_bytes;
+    json_t *drives = wear_step(&r->wear, t->r.e, &s->stats, s->step_s);
     if (s->stats.skipped) print_skip(t, s);
     uint64_t now = now_ns();
     bool every = t->o.progress == PROGRESS_LINES || (t->o.progress == PROGRESS_AUTO && r->terminal);
@@ -298,7 +285,9 @@ stk_status report_step(struct report *r, struct train *t, const struct report_st
         print_step(r, t, s);
         r->last_line_ns = now;
     }
-    if (!r->log || write_log(r, t, s, err) == STK_OK) return STK_OK;
+    stk_status st = r->log ? write_log(r, t, s, drives, err) : STK_OK;
+    json_decref(drives);
+    if (st == STK_OK) return STK_OK;
     fflush(stdout);
     fprintf(stderr, "stoker: ALARM: step %" PRIu64 ": %s; training goes on without the log\n",
             s->step, err->text);
@@ -318,12 +307,7 @@ void report_end(const struct report *r, const struct train *t)
            n, wall, r->step_s > 0 ? (double)(n * t->o.batch * t->o.seq) / r->step_s : 0,
            r->step_s > 0 ? 100 * r->exposed_s / r->step_s : 0,
            mem_size_format(mem_peak_bytes(), rss));
-    if (r->nvme_bytes && r->step_s > 0)
-        printf(
-            "writes     %s to NVMe per step, at this speed %.1f TB a day: compare with the drive's "
-            "rated writes\n",
-            mem_size_format(r->nvme_bytes / n, rss),
-            (double)r->nvme_bytes / r->step_s * 86400 / 1e12);
+    wear_end(&r->wear, t->r.e);
     if (run_opts_given(&t->o, "simulate"))
         printf("trace      %016" PRIx64 "\n", stk_trace_hash(t->r.e));
 }

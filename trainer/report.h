@@ -8,6 +8,7 @@
 #include "engine/stoker.h"
 #include "base/status.h"
 #include "trainer/options.h"
+#include "trainer/wear.h"
 #include <stdio.h>
 
 struct train;
@@ -19,7 +20,7 @@ struct report {
     uint64_t first_step;             /* of this process */
     double exposed_s;                /* sums over this process's steps */
     double step_s;
-    uint64_t nvme_bytes;              /* written */
+    struct wear wear;
 };
 
 struct report_step {

@@ -288,7 +288,10 @@ TEST(mem_01_state_larger_than_the_budget)
     RUN(&b, stk_seal(b.e, false));
     RUN(&b, big_fill(&b));
     CHECK(world_table(b.e, "host", "optimizer state") == 0 &&
-          world_table(b.e, "nvme", "optimizer state") > 60u << 20);
+          world_table(b.e, "nvme", "optimizer state") > 0 &&
+          world_table(b.e, "nvme", "optimizer state") +
+                  world_table(b.e, "host", "optimizer state kept in memory") >
+              85u << 20);
     for (int i = 0; i < 3; i++) RUN(&b, big_step(&b));
     RUN(&b, stk_save(b.e, world_dir("mem01"), NULL, 1));
     uint64_t peak = mem_peak_bytes(), plan = world_table(b.e, "host", NULL);
@@ -297,6 +300,50 @@ TEST(mem_01_state_larger_than_the_budget)
     CHECK(plan <= b.cfg.host_memory);
     CHECK((double)peak <= 1.05 * (double)plan);
     stk_close(b.e);
+}
+
+/* MEM-16: any part of the optimizer state may stay in memory: more of the budget, fewer bytes over
+ * NVMe; the table agrees with the process all along. */
+TEST(mem_16_memory_to_spare_keeps_a_part_of_the_state)
+{
+    NEEDS_PLAIN_MEMORY();
+    struct big b;
+    big_init(&b, STK_TIER_HOST, STK_TIER_NVME, STK_TIER_HOST);
+    RUN(&b, big_describe(&b));
+    RUN(&b, stk_seal(b.e, true));
+    uint64_t need = world_table(b.e, "host", NULL), state = world_table(b.e, "nvme", NULL),
+             kept_before = 0, moved_before = UINT64_MAX;
+    stk_close(b.e);
+    for (int r = 1; r <= 9; r += 2) {
+        stk_step_stats s = { 0 };
+        stk_step step = { 1e-3 };
+        big_init(&b, STK_TIER_HOST, STK_TIER_NVME, STK_TIER_HOST);
+        uint64_t before = mem_resident_bytes();
+        b.cfg.host_memory = need + state * (uint64_t)r / 10;
+        RUN(&b, big_describe(&b));
+        reset_peak();
+        before = mem_resident_bytes();
+        RUN(&b, stk_seal(b.e, false));
+        RUN(&b, big_fill(&b));
+        for (int i = 0; i < 2; i++) {
+            RUN(&b, stk_step_begin(b.e, &step));
+            RUN(&b, big_visits(&b));
+            RUN(&b, stk_step_end(b.e, &s));
+        }
+        uint64_t kept = world_table(b.e, "host", "optimizer state kept in memory");
+        uint64_t moved = s.nvme_read_bytes + s.nvme_write_bytes;
+        double grew = (double)(mem_peak_bytes() - before), want = (double)planned(b.e);
+        printf("# room for 0.%d of the state: kept %.1f MiB of %.1f, a step moves %.1f MiB; table "
+               "%.1f MiB, peak grew by %.1f MiB\n",
+               r, (double)kept / MIB, (double)state / MIB, (double)moved / MIB, want / MIB,
+               grew / MIB);
+        CHECK(kept > kept_before && moved < moved_before);
+        CHECK(world_table(b.e, "host", NULL) <= b.cfg.host_memory);
+        CHECK(fabs(grew - want) < 0.03 * want + 2 * MIB);
+        kept_before = kept;
+        moved_before = moved;
+        stk_close(b.e);
+    }
 }
 
 /* CKP-19: resuming takes no more than starting. */

@@ -25,7 +25,7 @@ BELOW = {  # a room may include itself and these
 ONLY = {  # and of these rooms only these headers
     ("trainer", "engine"): {"engine/stoker.h"},
     ("trainer", "gpu"): {"gpu/ops.h", "gpu/device.h"},
-    ("engine", "nvme"): {"nvme/io.h", "nvme/store.h", "nvme/io_sim.h"},
+    ("engine", "nvme"): {"nvme/io.h", "nvme/store.h", "nvme/io_sim.h", "nvme/measure.h", "nvme/drive.h"},
     ("engine", "gpu"): {"gpu/device.h", "gpu/ops.h", "gpu/coll.h"},
     ("offload", "nvme"): {"nvme/io.h", "nvme/store.h"},
     ("offload", "gpu"): {"gpu/device.h", "gpu/ops.h", "gpu/coll.h"},

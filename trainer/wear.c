@@ -1,0 +1,205 @@
+/* trainer/wear.c - what a run says of its drives: bytes of a step on each, what that is a day, and
+ * how long the drive lasts; at the end, which resource bound the steps.
+ *
+ * Owns: the form of these lines. Must not know: how transfers run. Application's thread. */
+#include "trainer/wear.h"
+#include "base/mem.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#define DAY_S 86400.0
+
+/* Seconds that a drive needs for these bytes at its measured rates: what can overlap at the rate of
+ * both at once, the rest at its own. 0: not measured. */
+static double drive_seconds(const stk_drive *d, double read, double write)
+{
+    if (!(d->both_bytes_per_s > 0)) return 0;
+    double both = read < write ? read : write, s = 2 * both / d->both_bytes_per_s;
+    if (read > both && d->read_bytes_per_s > 0) s += (read - both) / d->read_bytes_per_s;
+    if (write > both && d->write_bytes_per_s > 0) s += (write - both) / d->write_bytes_per_s;
+    return s;
+}
+
+/* The folders of one drive together: bytes of `read` and `write` arrays, in drive `first`. */
+static void add_up(const stk_engine *e, uint32_t first, const double *read, const double *write,
+                   double *r, double *w)
+{
+    stk_drive d;
+    *r = *w = 0;
+    for (uint32_t i = 0; stk_drive_info(e, i, &d); i++) {
+        if (d.first_of_drive != first) continue;
+        *r += read[i];
+        *w += write[i];
+    }
+}
+
+/* Seconds of the slowest drive for these bytes of each folder; 0: not measured. */
+static double nvme_seconds(const stk_engine *e, const double *read, const double *write)
+{
+    double most = 0, r, w;
+    stk_drive d;
+    for (uint32_t i = 0; stk_drive_info(e, i, &d); i++) {
+        if (d.first_of_drive != i) continue;
+        add_up(e, i, read, write, &r, &w);
+        double s = drive_seconds(&d, r, w);
+        if (s > most) most = s;
+    }
+    return most;
+}
+
+/* "; its endurance ..., lasts N days so" */
+static void print_life(const stk_drive *d, double bytes_per_day)
+{
+    if (d->percentage_used == UINT32_MAX) {
+        printf(", endurance unknown (SMART cannot be read)\n");
+        return;
+    }
+    printf(", %u %% of its endurance used", d->percentage_used);
+    if (d->endurance_bytes > 0 && bytes_per_day > 0) {
+        double left = d->endurance_bytes - d->written_bytes;
+        printf(" (%.0f of an estimated %.0f TB): ", d->written_bytes / 1e12,
+               d->endurance_bytes / 1e12);
+        if (left > 0) printf("at this rate it lasts %.0f days more", left / bytes_per_day);
+        else printf("no more is promised");
+    }
+    printf("\n");
+}
+
+static void planned(const stk_engine *e, double *read, double *write)
+{
+    stk_drive d;
+    for (uint32_t i = 0; i < STK_NVME_MAX && stk_drive_info(e, i, &d); i++) {
+        read[i] = (double)d.step_read_bytes;
+        write[i] = (double)d.step_write_bytes;
+    }
+}
+
+void wear_step_bytes(const stk_engine *e, double *read, double *write)
+{
+    stk_drive d;
+    *read = *write = 0;
+    for (uint32_t i = 0; stk_drive_info(e, i, &d); i++) {
+        *read += (double)d.step_read_bytes;
+        *write += (double)d.step_write_bytes;
+    }
+}
+
+void wear_start(const stk_engine *e)
+{
+    double read[STK_NVME_MAX] = { 0 }, write[STK_NVME_MAX] = { 0 }, r, w;
+    char a[32], b[32];
+    stk_drive d;
+    if (wear_step_bytes(e, &r, &w), r + w <= 0) return;
+    planned(e, read, write);
+    double step_s = nvme_seconds(e, read, write);
+    for (uint32_t i = 0; stk_drive_info(e, i, &d); i++) {
+        printf("drive      %s: a step reads %s and writes %s (%.1f %% of the state there)\n",
+               d.path, mem_size_format(d.step_read_bytes, a),
+               mem_size_format(d.step_write_bytes, b), 100 * d.weight);
+        if (d.first_of_drive != i) continue;
+        add_up(e, i, read, write, &r, &w);
+        if (w <= 0) continue;
+        if (step_s > 0) {
+            printf("           at most %.2f TB written a day, with steps as short as the drives "
+                   "allow (%.3g s)",
+                   w / step_s * DAY_S / 1e12, step_s);
+            print_life(&d, w / step_s * DAY_S);
+        } else {
+            printf("           written a day: known after the run's first steps (the drive was not "
+                   "measured)");
+            print_life(&d, 0);
+        }
+    }
+}
+
+void wear_begin(struct wear *v, const stk_engine *e)
+{
+    stk_drive d;
+    *v = (struct wear){ 0 };
+    for (uint32_t i = 0; i < STK_NVME_MAX && stk_drive_info(e, i, &d); i++) {
+        v->seen_read[i] = d.read_bytes;
+        v->seen_write[i] = d.write_bytes;
+    }
+}
+
+json_t *wear_step(struct wear *v, const stk_engine *e, const stk_step_stats *s, double step_s)
+{
+    json_t *all = json_array();
+    stk_drive d;
+    v->steps++;
+    v->step_s += step_s;
+    v->compute_s += (double)s->compute_ns / 1e9;
+    v->busy_s += (double)s->nvme_busy_ns / 1e9;
+    v->step_read += (double)s->nvme_read_bytes;
+    v->step_write += (double)s->nvme_write_bytes;
+    if (s->nvme_read_p99_ns > v->p99_ns) v->p99_ns = s->nvme_read_p99_ns;
+    for (uint32_t i = 0; i < STK_NVME_MAX && stk_drive_info(e, i, &d); i++) {
+        uint64_t r = d.read_bytes - v->seen_read[i], w = d.write_bytes - v->seen_write[i];
+        v->seen_read[i] = d.read_bytes;
+        v->seen_write[i] = d.write_bytes;
+        v->read[i] += (double)r;
+        v->write[i] += (double)w;
+        json_t *j = json_object();
+        json_object_set_new(j, "path", json_string(d.path));
+        json_object_set_new(j, "read", json_integer((json_int_t)r));
+        json_object_set_new(j, "write", json_integer((json_int_t)w));
+        json_array_append_new(all, j);
+    }
+    return all;
+}
+
+/* Seconds of the slowest drive for what the steps themselves moved: what checkpoints and fills moved
+ * in between is in v->read and v->write, so these say the drives' shares only. */
+static double steps_nvme_seconds(const struct wear *v, const stk_engine *e)
+{
+    double read[STK_NVME_MAX], write[STK_NVME_MAX], r = 0, w = 0;
+    for (int i = 0; i < STK_NVME_MAX; i++) r += v->read[i], w += v->write[i];
+    for (int i = 0; i < STK_NVME_MAX; i++) {
+        read[i] = r > 0 ? v->step_read * v->read[i] / r : 0;
+        write[i] = w > 0 ? v->step_write * v->write[i] / w : 0;
+    }
+    return nvme_seconds(e, read, write);
+}
+
+static void print_busiest(const struct wear *v, const stk_engine *e)
+{
+    double rate_s = steps_nvme_seconds(v, e), busy = 100 * v->busy_s / v->step_s;
+    double nvme_s = rate_s > 0 ? rate_s : v->busy_s, compute = 100 * v->compute_s / v->step_s;
+    double most = nvme_s > v->compute_s ? nvme_s : v->compute_s;
+    if (v->busy_s <= 0) {
+        printf("busiest    compute, %.1f %% of the steps' time; nothing moved over NVMe\n",
+               compute);
+        return;
+    }
+    printf("busiest    %s, a step takes %.2fx of its time: compute %.1f %% of the steps' time, "
+           "NVMe %.1f %%",
+           nvme_s > v->compute_s ? "NVMe" : "compute", most > 0 ? v->step_s / most : 0, compute,
+           100 * nvme_s / v->step_s);
+    if (rate_s > 0)
+        printf(" (bytes over the measured rates; a transfer was in flight %.1f %%)", busy);
+    else
+        printf(" (a transfer was in flight; the drives were not measured)");
+    printf("; reads' p99 at most %.2f ms\n", (double)v->p99_ns / 1e6);
+}
+
+void wear_end(const struct wear *v, const stk_engine *e)
+{
+    double r, w;
+    char a[32];
+    stk_drive d;
+    if (v->steps == 0 || !(v->step_s > 0)) return;
+    for (uint32_t i = 0; stk_drive_info(e, i, &d); i++) {
+        if (d.first_of_drive != i) continue;
+        add_up(e, i, v->read, v->write, &r, &w);
+        if (w <= 0) continue;
+        printf("writes     %s to %s per step, at this speed %.2f TB a day",
+               mem_size_format((uint64_t)(w / (double)v->steps), a),
+               d.device[0] ? d.device : d.path,
+               w / v->step_s * DAY_S / 1e12);
+        print_life(&d, w / v->step_s * DAY_S);
+    }
+    print_busiest(v, e);
+}

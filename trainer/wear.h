@@ -1,0 +1,29 @@
+/* trainer/wear.h - what a run says of its drives: bytes of a step, wear, the busiest resource.
+ * Application's thread, between steps. */
+#ifndef TRAINER_WEAR_H
+#define TRAINER_WEAR_H
+
+#include "engine/stoker.h"
+#include <jansson.h>
+
+struct wear { /* sums over this process's steps */
+    uint64_t steps;
+    double step_s, compute_s, busy_s;
+    double step_read, step_write;                   /* by the steps themselves */
+    uint64_t p99_ns;                                /* the worst step's */
+    double read[STK_NVME_MAX], write[STK_NVME_MAX]; /* of each folder */
+    uint64_t seen_read[STK_NVME_MAX], seen_write[STK_NVME_MAX];
+};
+
+/* After seal, dry too: bytes of a step on each drive, a day's at most, what the drive bears. */
+void wear_start(const stk_engine *e);
+/* Planned bytes of a step, over all drives. */
+void wear_step_bytes(const stk_engine *e, double *read, double *write);
+/* Before the first step: what fills moved does not count. */
+void wear_begin(struct wear *v, const stk_engine *e);
+/* Adds a step; what moved on each folder since the last call: [{path, read, write}], the caller's. */
+json_t *wear_step(struct wear *v, const stk_engine *e, const stk_step_stats *s, double step_s);
+/* Writes per day as measured, days that drives last, which resource bound the steps. */
+void wear_end(const struct wear *v, const stk_engine *e);
+
+#endif
