@@ -196,11 +196,13 @@ def test_static_library(installed):
 
 
 def test_internal_names_do_not_link(installed):
-    source = installed.source("inside.c", "void stk_error_set(void);\nint main(void) { stk_error_set(); return 0; }\n")
+    inner = "sys_mkdirs"  # any function of a room that is not in stoker.h
+    assert re.search(r" T %s$" % inner, run("nm", installed.files["libstoker.a"]), flags=re.M), "%s is no more: name another" % inner
+    source = installed.source("inside.c", "int %s(void);\nint main(void) { return %s(); }\n" % (inner, inner))
     try:
         installed.compile(source, "inside")
     except AssertionError as error:
-        assert "undefined reference" in str(error), error
+        assert "undefined reference to `%s'" % inner in str(error), error
     else:
         raise AssertionError("a program calls what is not in stoker.h")
 
