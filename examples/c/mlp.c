@@ -10,10 +10,11 @@
  *
  * Exit code 0: it learned (accuracy on unseen points above 95 %); 1: an error, or it did not learn.
  * See README.md. */
-#include "engine/stoker.h"
+#define _POSIX_C_SOURCE 200809L /* mkdtemp */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <stoker.h>
 #include <string.h>
 #include <unistd.h>
 

@@ -10,9 +10,10 @@
  * (default: the current one). --durable: every pass is committed; a kill at any moment loses at
  * most the pass that was running, and --resume goes on from there. --keep: leave the last pass on
  * disk. Exit code 0: every byte was right; 1: not, or an error; 2: bad use. See README.md. */
-#include "engine/stoker.h"
+#define _POSIX_C_SOURCE 200809L /* clock_gettime */
 #include <stdio.h>
 #include <stdlib.h>
+#include <stoker.h>
 #include <string.h>
 #include <time.h>
 
