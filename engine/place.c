@@ -78,6 +78,7 @@ stk_status place_input(stk_engine *e, const struct eng_placement *pl, enum plan_
                                                 .no_input = p->in_bytes == 0,
                                                 .in_bytes = p->in_bytes,
                                                 .full_bytes = p->full_bytes,
+                                                .flow_bytes = p->flow_bytes,
                                                 .flops = p->flops,
                                                 .act = (uint8_t)pl->act };
     }

@@ -115,6 +115,7 @@ struct plan_place_in {          /* one position of the forward order: a block ma
     uint64_t full_bytes;        /* full set, per micro-batch */
     double flops;               /* of a forward visit, per micro-batch */
     uint8_t act;                /* enum plan_act */
+    uint64_t flow_bytes;        /* gradient of that boundary, per micro-batch (0: in_bytes) */
 };
 
 struct plan_input {

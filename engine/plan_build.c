@@ -141,9 +141,11 @@ static void set_up(struct plan_builder *b)
     b->swap_acc = in->mode == PLAN_TRAIN && !in->own && !in->in_place &&
                   in->accumulate == PLAN_MICRO_MAJOR && in->n_micro > 1 &&
                   (b->tuning.tight || acc > in->arena_bytes[PLAN_ARENA_ACC]);
-    for (uint32_t i = 0; i < in->n_places; i++)
-        if (plan_has_input(in, i) && in->places[i].in_bytes > b->flow_bytes)
-            b->flow_bytes = in->places[i].in_bytes;
+    for (uint32_t i = 0; i < in->n_places; i++) {
+        const struct plan_place_in *x = &in->places[i];
+        uint64_t flow = x->flow_bytes ? x->flow_bytes : x->in_bytes;
+        if (plan_has_input(in, i) && flow > b->flow_bytes) b->flow_bytes = flow;
+    }
     for (uint32_t i = 0; i < b->p->n_visits; i++)
         if (b->p->visits[i].dir == PLAN_BACKWARD) b->flow_left[b->p->visits[i].micro]++;
 }

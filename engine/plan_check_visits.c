@@ -263,9 +263,11 @@ static stk_status check_cell(struct checker *k, uint32_t place, uint32_t micro)
 stk_status check_visits(struct checker *k)
 {
     uint64_t flow_bytes = 0;
-    for (uint32_t i = 0; i < k->in->n_places; i++)
-        if (has_input(k, i) && k->in->places[i].in_bytes > flow_bytes)
-            flow_bytes = k->in->places[i].in_bytes;
+    for (uint32_t i = 0; i < k->in->n_places; i++) {
+        const struct plan_place_in *x = &k->in->places[i];
+        uint64_t flow = x->flow_bytes ? x->flow_bytes : x->in_bytes;
+        if (has_input(k, i) && flow > flow_bytes) flow_bytes = flow;
+    }
     if (k->in->own && k->p->n_visits != k->in->n_own)
         return check_fail(k, PLAN_NO, "a recorded visit is missing");
     for (uint32_t i = 0; i < k->p->n_visits; i++) {

@@ -200,6 +200,8 @@ typedef struct stk_place {
     uint64_t full_bytes;          /* what a forward visit leaves for its backward, beside the
                                    * boundary */
     double flops;                 /* of a forward visit */
+    uint64_t flow_bytes;          /* gradient of that boundary, per micro-batch (0: in_bytes): it
+                                   * may have a wider dtype, because it is never stored */
 } stk_place;
 stk_status stk_order(stk_engine *e, const stk_place *places, uint32_t n);
 

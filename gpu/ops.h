@@ -9,7 +9,9 @@
  *    (OPS_F32, OPS_BF16), weight gradients always fp32 accumulators to which the COMPLETE product
  *            of this call is ADDED (acc = acc + dW). Whatever is computed inside in fp32 is rounded
  *            to `at`
- *    (nearest even) on store.
+ *    (nearest even) on store. A flag `..._wide` says that the buffers it names are f32 whatever
+ *            `at` is: a residual stream and its gradient, or what lives between two operations
+ *            only, need not be rounded.
  *  - DETERMINISTIC: the same inputs and shapes give the same bits at every call, for any buffer
  *    address; sums have a fixed order that does not depend on the number of threads where that is
  *            affordable (norms, reductions); matrix products may depend on the thread count, which
@@ -34,6 +36,8 @@ static inline uint32_t ops_dtype_bytes(enum ops_dtype t)
     return t == OPS_F32 || t == OPS_I32 ? 4 : 2;
 }
 
+static inline enum ops_dtype ops_wide(enum ops_dtype at, bool wide) { return wide ? OPS_F32 : at; }
+
 struct ops_scratch { void *base; uint64_t size_bytes; };
 
 /* --- linear layers: y = x W^T (+ bias)
@@ -42,10 +46,13 @@ struct ops_scratch { void *base; uint64_t size_bytes; };
 struct ops_linear {
     uint64_t rows, in, out;
     enum ops_dtype at, pt;
+    bool x_wide, y_wide; /* x, dx; y, dy */
     const void *x, *w, *bias;
     void *y;
-    bool add;          /* forward: y = y + x W^T (residual) ; rounded once after the sum. backward
-                        * data: dx = dx + dy W */
+    bool add;          /* forward: y = base + x W^T (residual) ; rounded once after the sum.
+                        * backward data: dx = base + dy W */
+    const void *base;  /* of the shape of y (dx); NULL: y (dx) itself */
+    bool base_wide;    /* of a base that is not y (dx) */
     const void *dy;    /* backward [rows, out] at */
     void *dx;          /* backward data [rows, in] at; */
     float *dw, *dbias; /* accumulators [out, in], [out]; NULL: not wanted (frozen) */
@@ -86,6 +93,7 @@ stk_status ops_embed_backward(struct dev_stream *s, const struct ops_embed *a,
 struct ops_rmsnorm {
     uint64_t rows, cols, group, x_stride, y_stride;
     enum ops_dtype at, pt;
+    bool x_wide, y_wide, dx_wide; /* x; y, dy; dx */
     double eps;
     const void *x, *w;
     void *y;
@@ -102,13 +110,15 @@ stk_status ops_rmsnorm_backward(struct dev_stream *s, const struct ops_rmsnorm *
                                 struct stk_error *err);
 
 /* --- rotary position embedding (Su et al. 2021), half-split pairing as in transformers' Llama:
- * (x[i], x[i + d/2]) ---------- In place on q [tokens, heads, head_dim] and k [tokens, kv_heads,
- * head_dim] (row strides given). angle(t, i) = pos[t] * inv_freq[i], cos and sin multiplied by
+ * (x[i], x[i + d/2]) ---------- On q [tokens, heads, head_dim] and k [tokens, kv_heads, head_dim]
+ * (row strides given), in place or from q_in and k_in of the same strides. angle(t, i) = pos[t] * inv_freq[i], cos and sin multiplied by
  * `attention_factor`. `inverse`: the backward (angle negated). */
 struct ops_rope {
     uint64_t tokens, heads, kv_heads, head_dim, q_stride, k_stride;
     enum ops_dtype at;
     void *q, *k;
+    const void *q_in, *k_in;   /* NULL: q, k */
+    bool in_wide;              /* of q_in and k_in, where they are given */
     const int32_t *pos;        /* device [tokens] */
     const float *inv_freq;     /* device [head_dim / 2] */
     float attention_factor;
@@ -124,6 +134,7 @@ struct ops_attention {
     uint64_t n_seq, seq, heads, kv_heads, head_dim;
     uint64_t q_stride, k_stride, v_stride, o_stride; /* elements from token to token */
     enum ops_dtype at;
+    bool grad_wide;            /* d_o, dq, dk, dv */
     float scale;
     const int32_t *first_key;  /* device [n_seq * seq] */
     const void *q, *k, *v;
@@ -144,6 +155,7 @@ stk_status ops_attention_backward(struct dev_stream *s, const struct ops_attenti
 struct ops_swiglu {
     uint64_t rows, cols, g_stride, u_stride, y_stride;
     enum ops_dtype at;
+    bool y_wide;       /* y, dy */
     const void *gate, *up;
     void *y;
     const void *dy;
@@ -168,6 +180,7 @@ stk_status ops_add(struct dev_stream *s, enum ops_dtype at, uint64_t n, const vo
 struct ops_head {
     uint64_t tokens, hidden, vocab;
     enum ops_dtype at, pt;
+    bool dx_wide;
     const void *x, *w;
     const int32_t *targets;    /* device [tokens] */
     double *loss_sum;          /* HOST memory, one fp64: += sum over this call's targets; readable

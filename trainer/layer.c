@@ -9,16 +9,21 @@
  *     a = attention(q, k, v);  h = in + a Wo^T
  *     n2 = norm(h);  s = silu(n2 Wg^T) * (n2 Wu^T);  out = h + s Wd^T
  *
- * FULL SET, what a forward visit leaves for its backward. A: activation dtype. Each piece is
- * aligned to 256 bytes. In bytes a token, bf16, without q/k norms:
- *     4 heads*head_dim + 4 kv_heads*head_dim + 2 hidden + 4 intermediate + 4 heads + 8
+ * DTYPES (why: trainer/model.h). A: activations, what is kept and boundaries. f32: the residual
+ * stream inside the layer (h), its gradient (the flow) and the sums that go into it (d(n1), d(n2));
+ * what the rotary embedding reads. W: everything else that does not outlive a visit; f32 where the
+ * products are f32 (model->wide), else A, since a product's operands are rounded anyway.
+ *
+ * FULL SET, what a forward visit leaves for its backward. Each piece is aligned to 256 bytes. In
+ * bytes a token, bf16, without q/k norms:
+ *     4 heads*head_dim + 4 kv_heads*head_dim + 4 hidden + 4 intermediate + 4 heads + 8
  *
  *     name    rows x columns               dtype
  *     q       tokens x heads*head_dim      A    after rotary; with q/k norms: before the norm
  *     k       tokens x kv_heads*head_dim   A    likewise
  *     v       tokens x kv_heads*head_dim   A
  *     attn    tokens x heads*head_dim      A    output of attention
- *     h       tokens x hidden              A    residual stream after attention
+ *     h       tokens x hidden              f32  residual stream after attention
  *     gate    tokens x intermediate        A    backward overwrites it with its gradient
  *     up      tokens x intermediate        A    likewise
  *     rstd1   tokens x 1                   f32  of the first norm
@@ -33,23 +38,25 @@
  * there; one that kept runs only their operations again. The same operations on the same stored
  * values: the same bits.
  *
- * LIFETIMES in the workspace of a backward: s, then in its place d(s), d(attn), and the gradients
- * of q and k before their norms; n2 and n1 until the gradients of the weights they feed; d(n2),
- * then in its place d(n1); d(q), d(k), d(v). */
+ * LIFETIMES in the workspace: q and k as the rotary embedding reads them, later in their place s,
+ * then d(s), d(attn), and the gradients of q and k before their norms; n2 and n1 until the gradients
+ * of the weights they feed; d(n2), then in its place d(n1); d(q), d(k), d(v). */
 #include "trainer/model_impl.h"
 
 #include <math.h>
 
 struct layer_bufs {
     /* full set */
-    void *q, *k, *v, *attn, *h, *gate, *up;
+    void *q, *k, *v, *attn, *gate, *up;
+    float *h;
     float *rstd1, *rstd2, *lse, *q_rstd, *k_rstd;
     /* remade set */
     void *n1, *n2, *s;
     void *q_rot, *k_rot; /* what attention reads: q and k themselves without q/k norms */
+    float *q_raw, *k_raw; /* what the rotary embedding reads; share the place of s */
     /* gradients */
     void *d_attn, *d_q_raw, *d_k_raw; /* share the place of s */
-    void *d_n;                        /* of n2, later of n1 */
+    float *d_n;                       /* of n2, later of n1 */
     void *d_q, *d_k, *d_v;
     struct ops_scratch scratch;
 };
@@ -67,7 +74,7 @@ static uint64_t take_full(const struct model *m, uintptr_t base, struct layer_bu
     b->k = model_take(&a, kv);
     b->v = model_take(&a, kv);
     b->attn = model_take(&a, q);
-    b->h = model_take(&a, m->boundary_bytes);
+    b->h = model_take(&a, model_f32_bytes(m, m->cfg.hidden));
     b->gate = model_take(&a, inter);
     b->up = model_take(&a, inter);
     b->rstd1 = model_take(&a, row);
@@ -80,26 +87,33 @@ static uint64_t take_full(const struct model *m, uintptr_t base, struct layer_bu
     return a.used_bytes;
 }
 
+/* Two pieces at `base`, one after the other; returns their size. */
+static uint64_t take_pair(void *base, uint64_t q_bytes, uint64_t k_bytes, void **q, void **k)
+{
+    struct model_arena a = { (uintptr_t)base, 0 };
+    *q = model_take(&a, q_bytes);
+    *k = model_take(&a, k_bytes);
+    return a.used_bytes;
+}
+
 static struct model_arena take_temps(const struct model *m, uintptr_t base, struct layer_bufs *b)
 {
     struct model_arena a = { base, 0 };
-    const uint64_t q = model_act_bytes(m, model_q_cols(m)),
-                   kv = model_act_bytes(m, model_kv_cols(m));
-    struct model_arena raw = { 0, 0 };
-    model_take(&raw, q);
-    model_take(&raw, kv);
-    b->n1 = model_take(&a, m->boundary_bytes);
-    b->n2 = model_take(&a, m->boundary_bytes);
-    b->s = model_take(
-        &a, max_u64(model_act_bytes(m, m->cfg.intermediate), m->cfg.qk_norm ? raw.used_bytes : q));
-    b->d_attn = b->s;
-    raw = (struct model_arena){ (uintptr_t)b->s, 0 };
-    b->d_q_raw = model_take(&raw, q);
-    b->d_k_raw = model_take(&raw, kv);
-    b->q_rot = m->cfg.qk_norm ? model_take(&a, q) : b->q;
-    b->k_rot = m->cfg.qk_norm ? model_take(&a, kv) : b->k;
+    const uint64_t q_cols = model_q_cols(m), kv_cols = model_kv_cols(m), hidden = m->cfg.hidden;
+    const uint64_t q = model_work_bytes(m, q_cols), kv = model_work_bytes(m, kv_cols);
+    b->n1 = model_take(&a, model_work_bytes(m, hidden));
+    b->n2 = model_take(&a, model_work_bytes(m, hidden));
+    void *shared = (void *)(a.base + a.used_bytes), *q_raw, *k_raw;
+    uint64_t raw = take_pair(shared, model_f32_bytes(m, q_cols), model_f32_bytes(m, kv_cols),
+                             &q_raw, &k_raw);
+    b->q_raw = q_raw;
+    b->k_raw = k_raw;
+    take_pair(shared, q, kv, &b->d_q_raw, &b->d_k_raw); /* at most as large as the f32 pair */
+    b->s = b->d_attn = model_take(&a, max_u64(model_work_bytes(m, m->cfg.intermediate), raw));
+    b->q_rot = m->cfg.qk_norm ? model_take(&a, model_act_bytes(m, q_cols)) : b->q;
+    b->k_rot = m->cfg.qk_norm ? model_take(&a, model_act_bytes(m, kv_cols)) : b->k;
     if (m->opts.eval_only) return a;
-    b->d_n = model_take(&a, m->boundary_bytes);
+    b->d_n = model_take(&a, model_f32_bytes(m, hidden));
     b->d_q = model_take(&a, q);
     b->d_k = model_take(&a, kv);
     b->d_v = model_take(&a, kv);
@@ -145,31 +159,64 @@ static struct ops_linear linear_of(const struct layer_run *r, enum model_role we
     };
 }
 
+/* A buffer and whether it is f32 whatever the activations are. */
+struct wide_buf {
+    void *p;
+    bool wide;
+};
+static struct wide_buf act(const void *p) { return (struct wide_buf){ (void *)(uintptr_t)p, false }; }
+static struct wide_buf f32(float *p) { return (struct wide_buf){ p, true }; }
+static struct wide_buf work(const struct layer_run *r, void *p)
+{
+    return (struct wide_buf){ p, r->m->wide };
+}
+
 static stk_status linear(const struct layer_run *r, enum model_role weight, enum model_role bias,
-                         const void *x, void *y)
+                         struct wide_buf x, struct wide_buf y)
 {
     struct ops_linear a = linear_of(r, weight, bias);
-    a.x = x;
-    a.y = y;
+    a.x = x.p;
+    a.x_wide = x.wide;
+    a.y = y.p;
+    a.y_wide = y.wide;
+    return ops_linear_forward(r->v->stream, &a, r->err);
+}
+
+/* y = residual + x W^T + bias */
+static stk_status residual_linear(const struct layer_run *r, enum model_role weight,
+                                  enum model_role bias, struct wide_buf residual, struct wide_buf x,
+                                  struct wide_buf y)
+{
+    struct ops_linear a = linear_of(r, weight, bias);
+    a.x = x.p;
+    a.x_wide = x.wide;
+    a.y = y.p;
+    a.y_wide = y.wide;
+    a.add = true;
+    a.base = residual.p;
+    a.base_wide = residual.wide;
     return ops_linear_forward(r->v->stream, &a, r->err);
 }
 
 /* dw += dy^T x, db += sum of dy, then dx = dy W (or dx += dy W). */
 static stk_status linear_backward(const struct layer_run *r, enum model_role weight,
-                                  enum model_role bias, const void *x, const void *dy, void *dx,
-                                  bool add)
+                                  enum model_role bias, struct wide_buf x, struct wide_buf dy,
+                                  struct wide_buf dx, bool add)
 {
     struct ops_linear a = linear_of(r, weight, bias);
-    a.x = x;
-    a.dy = dy;
+    a.x = x.p;
+    a.x_wide = x.wide;
+    a.dy = dy.p;
+    a.y_wide = dy.wide;
     if (a.dw || a.dbias) STK_TRY(ops_linear_backward_weight(r->v->stream, &a, r->err));
-    a.dx = dx;
+    a.dx = dx.p;
+    a.x_wide = dx.wide;
     a.add = add;
     return ops_linear_backward_data(r->v->stream, &a, r->err);
 }
 
 static struct ops_rmsnorm norm_of(const struct layer_run *r, enum model_role weight, uint32_t heads,
-                                  const void *x, float *rstd)
+                                  struct wide_buf x, float *rstd)
 {
     uint64_t cols = r->m->info[r->m->tensor[r->v->place][weight]].n_elems;
     return (struct ops_rmsnorm){
@@ -180,8 +227,9 @@ static struct ops_rmsnorm norm_of(const struct layer_run *r, enum model_role wei
         .y_stride = cols * heads,
         .at = r->m->opts.act,
         .pt = r->m->opts.param,
+        .x_wide = x.wide,
         .eps = r->m->cfg.rms_eps,
-        .x = x,
+        .x = x.p,
         .rstd = rstd,
         .w = model_param(r->m, r->v, weight),
         .dw = model_grad(r->m, r->v, weight),
@@ -191,27 +239,31 @@ static struct ops_rmsnorm norm_of(const struct layer_run *r, enum model_role wei
 
 /* `heads` rows a token: 1 for the norms of the residual stream. */
 static stk_status norm(const struct layer_run *r, enum model_role weight, uint32_t heads,
-                       const void *x, float *rstd, void *y)
+                       struct wide_buf x, float *rstd, struct wide_buf y)
 {
     struct ops_rmsnorm a = norm_of(r, weight, heads, x, rstd);
-    a.y = y;
+    a.y = y.p;
+    a.y_wide = y.wide;
     return ops_rmsnorm_forward(r->v->stream, &a, r->err);
 }
 
 static stk_status norm_backward(const struct layer_run *r, enum model_role weight, uint32_t heads,
-                                const void *x, float *rstd, const void *dy, void *dx, bool add)
+                                struct wide_buf x, float *rstd, struct wide_buf dy,
+                                struct wide_buf dx, bool add)
 {
     struct ops_rmsnorm a = norm_of(r, weight, heads, x, rstd);
-    a.dy = dy;
-    a.dx = dx;
+    a.dy = dy.p;
+    a.y_wide = dy.wide;
+    a.dx = dx.p;
+    a.dx_wide = dx.wide;
     a.add = add;
     return ops_rmsnorm_backward(r->v->stream, &a, r->err);
 }
 
-static stk_status rotate(const struct layer_run *r, void *q, void *k, bool inverse)
+static struct ops_rope rope_of(const struct layer_run *r, void *q, void *k)
 {
     const struct model *m = r->m;
-    struct ops_rope a = {
+    return (struct ops_rope){
         .tokens = m->tokens,
         .heads = m->cfg.heads,
         .kv_heads = m->cfg.kv_heads,
@@ -224,8 +276,25 @@ static stk_status rotate(const struct layer_run *r, void *q, void *k, bool inver
         .pos = model_positions(m, r->v->micro),
         .inv_freq = m->inv_freq,
         .attention_factor = 1.0f,
-        .inverse = inverse,
     };
+}
+
+/* From q_raw and k_raw, to what attention reads. */
+static stk_status rotate(const struct layer_run *r)
+{
+    struct ops_rope a = rope_of(r, r->b.q_rot, r->b.k_rot);
+    a.q_in = r->b.q_raw;
+    a.k_in = r->b.k_raw;
+    a.in_wide = true;
+    return ops_rope(r->v->stream, &a, r->err);
+}
+
+/* Gradients, in place. */
+static stk_status rotate_back(const struct layer_run *r)
+{
+    struct ops_rope a = rope_of(r, r->b.d_q, r->b.d_k);
+    a.at = ops_wide(a.at, r->m->wide);
+    a.inverse = true;
     return ops_rope(r->v->stream, &a, r->err);
 }
 
@@ -244,6 +313,7 @@ static struct ops_attention attention_of(const struct layer_run *r)
         .v_stride = model_kv_cols(m),
         .o_stride = model_q_cols(m),
         .at = m->opts.act,
+        .grad_wide = m->wide,
         .scale = (float)(1.0 / sqrt((double)m->cfg.head_dim)),
         .first_key = model_first_key(m, r->v->micro, m->layer_window[r->v->place - 1]),
         .q = b->q_rot,
@@ -265,6 +335,7 @@ static struct ops_swiglu swiglu_of(const struct layer_run *r)
         .u_stride = cols,
         .y_stride = cols,
         .at = r->m->opts.act,
+        .y_wide = r->m->wide,
         .gate = r->b.gate,
         .up = r->b.up,
     };
@@ -277,59 +348,48 @@ static stk_status swiglu(const struct layer_run *r)
     return ops_swiglu_forward(r->v->stream, &a, r->err);
 }
 
-static stk_status residual_linear(const struct layer_run *r, enum model_role weight,
-                                  enum model_role bias, const void *residual, const void *x,
-                                  void *y)
-{
-    struct ops_linear a = linear_of(r, weight, bias);
-    a.x = x;
-    a.y = y;
-    a.add = true;
-    if (!dev_preparing(dev_of(r->v->stream)))
-        STK_TRY(dev_copy(r->v->stream, y, residual, r->m->boundary_bytes, DEV_ON_DEVICE, r->err));
-    return ops_linear_forward(r->v->stream, &a, r->err);
-}
-
 /* --- forward --------------------------------------------------------------------------------- */
 
-/* q/k norms and the rotary embedding after them, for models that have the norms: out of place, so
- * that the norms' input is kept. */
-static stk_status norm_and_rotate(const struct layer_run *r)
+static stk_status norm_q_and_k(const struct layer_run *r)
 {
     const struct layer_bufs *b = &r->b;
-    STK_TRY(norm(r, ROLE_Q_NORM, r->m->cfg.heads, b->q, b->q_rstd, b->q_rot));
-    STK_TRY(norm(r, ROLE_K_NORM, r->m->cfg.kv_heads, b->k, b->k_rstd, b->k_rot));
-    return rotate(r, b->q_rot, b->k_rot, false);
+    STK_TRY(norm(r, ROLE_Q_NORM, r->m->cfg.heads, act(b->q), b->q_rstd, f32(b->q_raw)));
+    return norm(r, ROLE_K_NORM, r->m->cfg.kv_heads, act(b->k), b->k_rstd, f32(b->k_raw));
 }
 
 static stk_status attention_forward(const struct layer_run *r)
 {
     const struct layer_bufs *b = &r->b;
-    STK_TRY(norm(r, ROLE_IN_NORM, 1, r->v->in, b->rstd1, b->n1));
-    STK_TRY(linear(r, ROLE_Q, ROLE_Q_BIAS, b->n1, b->q));
-    STK_TRY(linear(r, ROLE_K, ROLE_K_BIAS, b->n1, b->k));
-    STK_TRY(linear(r, ROLE_V, ROLE_V_BIAS, b->n1, b->v));
-    STK_TRY(r->m->cfg.qk_norm ? norm_and_rotate(r) : rotate(r, b->q, b->k, false));
+    const bool norms = r->m->cfg.qk_norm;
+    const struct wide_buf n1 = work(r, b->n1);
+    STK_TRY(norm(r, ROLE_IN_NORM, 1, act(r->v->in), b->rstd1, n1));
+    STK_TRY(linear(r, ROLE_Q, ROLE_Q_BIAS, n1, norms ? act(b->q) : f32(b->q_raw)));
+    STK_TRY(linear(r, ROLE_K, ROLE_K_BIAS, n1, norms ? act(b->k) : f32(b->k_raw)));
+    STK_TRY(linear(r, ROLE_V, ROLE_V_BIAS, n1, act(b->v)));
+    if (norms) STK_TRY(norm_q_and_k(r));
+    STK_TRY(rotate(r));
     struct ops_attention a = attention_of(r);
     STK_TRY(ops_attention_forward(r->v->stream, &a, r->err));
-    return residual_linear(r, ROLE_O, ROLE_O_BIAS, r->v->in, b->attn, b->h);
+    return residual_linear(r, ROLE_O, ROLE_O_BIAS, act(r->v->in), act(b->attn), f32(b->h));
 }
 
 /* Writes the full set and the remade set. */
 static stk_status fill_sets(const struct layer_run *r)
 {
     const struct layer_bufs *b = &r->b;
+    const struct wide_buf n2 = work(r, b->n2);
     STK_TRY(attention_forward(r));
-    STK_TRY(norm(r, ROLE_POST_NORM, 1, b->h, b->rstd2, b->n2));
-    STK_TRY(linear(r, ROLE_GATE, ROLE_GATE_BIAS, b->n2, b->gate));
-    STK_TRY(linear(r, ROLE_UP, ROLE_UP_BIAS, b->n2, b->up));
+    STK_TRY(norm(r, ROLE_POST_NORM, 1, f32(b->h), b->rstd2, n2));
+    STK_TRY(linear(r, ROLE_GATE, ROLE_GATE_BIAS, n2, act(b->gate)));
+    STK_TRY(linear(r, ROLE_UP, ROLE_UP_BIAS, n2, act(b->up)));
     return swiglu(r);
 }
 
 static stk_status layer_forward(const struct layer_run *r)
 {
     STK_TRY(fill_sets(r));
-    return residual_linear(r, ROLE_DOWN, ROLE_DOWN_BIAS, r->b.h, r->b.s, r->v->out);
+    return residual_linear(r, ROLE_DOWN, ROLE_DOWN_BIAS, f32(r->b.h), work(r, r->b.s),
+                           act(r->v->out));
 }
 
 /* --- backward -------------------------------------------------------------------------------- */
@@ -337,9 +397,12 @@ static stk_status layer_forward(const struct layer_run *r)
 static stk_status remake(const struct layer_run *r)
 {
     const struct layer_bufs *b = &r->b;
-    STK_TRY(norm(r, ROLE_IN_NORM, 1, r->v->in, b->rstd1, b->n1));
-    if (r->m->cfg.qk_norm) STK_TRY(norm_and_rotate(r));
-    STK_TRY(norm(r, ROLE_POST_NORM, 1, b->h, b->rstd2, b->n2));
+    STK_TRY(norm(r, ROLE_IN_NORM, 1, act(r->v->in), b->rstd1, work(r, b->n1)));
+    if (r->m->cfg.qk_norm) {
+        STK_TRY(norm_q_and_k(r));
+        STK_TRY(rotate(r));
+    }
+    STK_TRY(norm(r, ROLE_POST_NORM, 1, f32(b->h), b->rstd2, work(r, b->n2)));
     return swiglu(r);
 }
 
@@ -347,43 +410,46 @@ static stk_status remake(const struct layer_run *r)
 static stk_status mlp_backward(const struct layer_run *r)
 {
     const struct layer_bufs *b = &r->b;
-    void *flow = r->v->flow, *d_s = b->s;
-    STK_TRY(linear_backward(r, ROLE_DOWN, ROLE_DOWN_BIAS, b->s, flow, d_s, false));
+    const struct wide_buf flow = f32(r->v->flow), s = work(r, b->s), n2 = work(r, b->n2),
+                          d_n = f32(b->d_n);
+    STK_TRY(linear_backward(r, ROLE_DOWN, ROLE_DOWN_BIAS, s, flow, s, false));
     struct ops_swiglu a = swiglu_of(r);
-    a.dy = d_s;
+    a.dy = b->s;
     a.dgate = b->gate;
     a.dup = b->up;
     STK_TRY(ops_swiglu_backward(r->v->stream, &a, r->err));
-    STK_TRY(linear_backward(r, ROLE_GATE, ROLE_GATE_BIAS, b->n2, b->gate, b->d_n, false));
-    STK_TRY(linear_backward(r, ROLE_UP, ROLE_UP_BIAS, b->n2, b->up, b->d_n, true));
-    return norm_backward(r, ROLE_POST_NORM, 1, b->h, b->rstd2, b->d_n, flow, true);
+    STK_TRY(linear_backward(r, ROLE_GATE, ROLE_GATE_BIAS, n2, act(b->gate), d_n, false));
+    STK_TRY(linear_backward(r, ROLE_UP, ROLE_UP_BIAS, n2, act(b->up), d_n, true));
+    return norm_backward(r, ROLE_POST_NORM, 1, f32(b->h), b->rstd2, d_n, flow, true);
 }
 
 /* flow: d(h) -> d(in). */
 static stk_status attention_backward(const struct layer_run *r)
 {
     const struct layer_bufs *b = &r->b;
-    void *flow = r->v->flow, *d_q = b->d_q, *d_k = b->d_k;
-    STK_TRY(linear_backward(r, ROLE_O, ROLE_O_BIAS, b->attn, flow, b->d_attn, false));
+    const struct wide_buf flow = f32(r->v->flow), n1 = work(r, b->n1), d_n = f32(b->d_n);
+    struct wide_buf d_q = work(r, b->d_q), d_k = work(r, b->d_k);
+    STK_TRY(linear_backward(r, ROLE_O, ROLE_O_BIAS, act(b->attn), flow, work(r, b->d_attn), false));
     struct ops_attention a = attention_of(r);
     a.d_o = b->d_attn;
-    a.dq = d_q;
-    a.dk = d_k;
+    a.dq = b->d_q;
+    a.dk = b->d_k;
     a.dv = b->d_v;
     STK_TRY(ops_attention_backward(r->v->stream, &a, r->err));
-    STK_TRY(rotate(r, d_q, d_k, true));
+    STK_TRY(rotate_back(r));
     if (r->m->cfg.qk_norm) {
-        STK_TRY(norm_backward(r, ROLE_Q_NORM, r->m->cfg.heads, b->q, b->q_rstd, d_q, b->d_q_raw,
+        const struct wide_buf q = work(r, b->d_q_raw), k = work(r, b->d_k_raw);
+        STK_TRY(norm_backward(r, ROLE_Q_NORM, r->m->cfg.heads, act(b->q), b->q_rstd, d_q, q,
                               false));
-        STK_TRY(norm_backward(r, ROLE_K_NORM, r->m->cfg.kv_heads, b->k, b->k_rstd, d_k, b->d_k_raw,
+        STK_TRY(norm_backward(r, ROLE_K_NORM, r->m->cfg.kv_heads, act(b->k), b->k_rstd, d_k, k,
                               false));
-        d_q = b->d_q_raw;
-        d_k = b->d_k_raw;
+        d_q = q;
+        d_k = k;
     }
-    STK_TRY(linear_backward(r, ROLE_Q, ROLE_Q_BIAS, b->n1, d_q, b->d_n, false));
-    STK_TRY(linear_backward(r, ROLE_K, ROLE_K_BIAS, b->n1, d_k, b->d_n, true));
-    STK_TRY(linear_backward(r, ROLE_V, ROLE_V_BIAS, b->n1, b->d_v, b->d_n, true));
-    return norm_backward(r, ROLE_IN_NORM, 1, r->v->in, b->rstd1, b->d_n, flow, true);
+    STK_TRY(linear_backward(r, ROLE_Q, ROLE_Q_BIAS, n1, d_q, d_n, false));
+    STK_TRY(linear_backward(r, ROLE_K, ROLE_K_BIAS, n1, d_k, d_n, true));
+    STK_TRY(linear_backward(r, ROLE_V, ROLE_V_BIAS, n1, work(r, b->d_v), d_n, true));
+    return norm_backward(r, ROLE_IN_NORM, 1, act(r->v->in), b->rstd1, d_n, flow, true);
 }
 
 static stk_status layer_backward(const struct layer_run *r)

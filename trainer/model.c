@@ -20,6 +20,14 @@ uint64_t model_act_bytes(const struct model *m, uint64_t cols)
 {
     return m->tokens * cols * ops_dtype_bytes(m->opts.act);
 }
+uint64_t model_f32_bytes(const struct model *m, uint64_t cols)
+{
+    return m->tokens * cols * sizeof(float);
+}
+uint64_t model_work_bytes(const struct model *m, uint64_t cols)
+{
+    return m->tokens * cols * ops_dtype_bytes(ops_wide(m->opts.act, m->wide));
+}
 
 /* --- open ------------------------------------------------------------------------------------ */
 
@@ -144,9 +152,11 @@ static void list_windows(struct model *m)
 
 static void write_numerics(struct model *m)
 {
+    /* Which dtype the temporaries have follows from `act` and the device's part of the key. */
     snprintf(m->numerics, sizeof m->numerics, "act=%s;param=%s;seq=%u;rows=%u;family=%s",
-             m->opts.act == OPS_BF16 ? "bf16" : "f32", m->opts.param == OPS_BF16 ? "bf16" : "fp16",
-             m->opts.seq, m->opts.sequences, model_family_name(m->cfg.family));
+             m->opts.act == OPS_BF16 ? "bf16;residual=f32" : "f32",
+             m->opts.param == OPS_BF16 ? "bf16" : "fp16", m->opts.seq, m->opts.sequences,
+             model_family_name(m->cfg.family));
 }
 
 static bool allocate(struct model *m)
@@ -315,6 +325,7 @@ static stk_status describe_order(struct model *m, stk_engine *e, struct stk_erro
             .fused = last,
             .in_bytes = p ? m->boundary_bytes : 0,
             .full_bytes = p && !last ? m->full_bytes : 0,
+            .flow_bytes = p ? model_f32_bytes(m, m->cfg.hidden) : 0,
             .flops = forward_flops(m, p),
         };
     }
@@ -325,6 +336,9 @@ static stk_status describe_order(struct model *m, stk_engine *e, struct stk_erro
 
 stk_status model_describe(struct model *m, stk_engine *e, struct stk_error *err)
 {
+    struct dev_caps caps;
+    dev_caps_read(stk_device(e), &caps);
+    m->wide = caps.matmul == DEV_MATMUL_F32;
     STK_TRY(describe_blocks(m, e, err));
     STK_TRY(describe_order(m, e, err));
     STK_TRY(model_inputs_reserve(m, e, err));

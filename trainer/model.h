@@ -9,9 +9,13 @@
  * for all (trainer/layer.c). A new family: formats/model_config.c and, if its math differs,
  * trainer/layer.c.
  *
- * Activations have dtype `act`; the residual stream, boundaries and gradient flow too. Numbers are
- * rounded to `act` where transformers' own bf16 run rounds (gpu/ops.h). Under every activation
- * policy the same operations run on the same stored values, so recomputing gives the same bits.
+ * Activations that are kept and boundaries have dtype `act`. Three things that bf16 would hurt and
+ * that cost next to no memory do not: the residual stream inside a layer and its gradient are f32;
+ * what lives within one visit has the dtype of the products' operands, so f32 where the device
+ * multiplies in f32; a value is rounded once between two operations, not after each (the rotary
+ * embedding rounds its result only). bf16 gradients are so 0.7 of torch's own distance from fp32
+ * with bf16 products, 0.5 with f32 ones (tests/golden/README.md). Under every activation policy the
+ * same operations run on the same stored values, so recomputing gives the same bits.
  *
  * Thread: the application's. Nothing is allocated after model_describe. */
 #ifndef TRAINER_MODEL_H

@@ -34,6 +34,8 @@ struct model {
     struct model_config cfg;     /* own copy; document is NULL */
     struct model_opts opts;      /* freeze is NULL */
     uint64_t tokens;             /* of one micro-batch */
+    bool wide;                   /* what lives within a visit is f32, not opts.act: the device's
+                                  * products are f32. Known from model_describe on */
     uint32_t n_places, n_blocks; /* places: layers + 2 */
     struct model_block *blocks;
     uint32_t *place_block;      /* [n_places] index in blocks */
@@ -82,6 +84,8 @@ const int32_t *model_targets(const struct model *m, uint32_t micro);
 uint64_t model_q_cols(const struct model *m);
 uint64_t model_kv_cols(const struct model *m);
 uint64_t model_act_bytes(const struct model *m, uint64_t cols); /* tokens x cols of `act` */
+uint64_t model_f32_bytes(const struct model *m, uint64_t cols);
+uint64_t model_work_bytes(const struct model *m, uint64_t cols); /* of what lives within a visit */
 
 /* layer.c */
 uint64_t layer_full_bytes(const struct model *m);

@@ -43,7 +43,7 @@ static stk_status embed_visit(const struct model *m, const stk_visit *v, struct 
         .tokens = m->tokens,
         .vocab = m->cfg.vocab,
         .hidden = m->cfg.hidden,
-        .at = m->opts.act,
+        .at = v->dir == STK_FORWARD ? m->opts.act : OPS_F32, /* of y; of the flow */
         .pt = m->opts.param,
         .ids = model_ids(m, v->micro),
         .table = model_param(m, v, ROLE_EMBED),
@@ -70,16 +70,16 @@ static stk_status head_forward(const struct model *m, const stk_visit *v, struct
 }
 
 struct head_temps {
-    void *normed, *d_normed;
-    float *rstd;
+    void *normed;
+    float *d_normed, *rstd;
 };
 
 static struct model_arena take_head_temps(const struct model *m, uintptr_t workspace,
                                           struct head_temps *t)
 {
     struct model_arena ws = { workspace, 0 };
-    t->normed = model_take(&ws, m->boundary_bytes);
-    t->d_normed = model_take(&ws, m->boundary_bytes);
+    t->normed = model_take(&ws, model_work_bytes(m, m->cfg.hidden));
+    t->d_normed = model_take(&ws, model_f32_bytes(m, m->cfg.hidden));
     t->rstd = model_take(&ws, m->tokens * sizeof(float));
     return ws;
 }
@@ -97,6 +97,8 @@ static stk_status head_visit(const struct model *m, const stk_visit *v, struct s
         .y_stride = m->cfg.hidden,
         .at = m->opts.act,
         .pt = m->opts.param,
+        .y_wide = m->wide,
+        .dx_wide = true,
         .eps = m->cfg.rms_eps,
         .x = v->in,
         .w = model_param(m, v, ROLE_FINAL_NORM),
@@ -108,8 +110,9 @@ static stk_status head_visit(const struct model *m, const stk_visit *v, struct s
         .tokens = m->tokens,
         .hidden = m->cfg.hidden,
         .vocab = m->cfg.vocab,
-        .at = m->opts.act,
+        .at = ops_wide(m->opts.act, m->wide),
         .pt = m->opts.param,
+        .dx_wide = true,
         .x = t.normed,
         .w = model_param(m, v, ROLE_HEAD),
         .targets = model_targets(m, v->micro),
@@ -124,6 +127,7 @@ static stk_status head_visit(const struct model *m, const stk_visit *v, struct s
                               : 0; /* a step without targets has no gradient, not NaN */
     STK_TRY(ops_head_train(v->stream, &head, err));
     norm.dy = t.d_normed;
+    norm.y_wide = true;
     norm.dx = v->flow;
     norm.dw = model_grad(m, v, ROLE_FINAL_NORM);
     return ops_rmsnorm_backward(v->stream, &norm, err);

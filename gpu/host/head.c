@@ -207,7 +207,8 @@ static void head_backward(struct host_job *j, struct head_run *r, const void *x,
             host_accumulate(j, r->dx_sum, a->hidden, r->dx_part, a->hidden, tokens, a->hidden);
         if (r->with_dw) head_dw(j, r, x, g, tokens, v0, rows);
     }
-    host_convert(j, r->dx_sum, OPS_F32, a->hidden, host_at_mut(a->dx, a->at, t0 * a->hidden), a->at,
+    enum ops_dtype dt = ops_wide(a->at, a->dx_wide);
+    host_convert(j, r->dx_sum, OPS_F32, a->hidden, host_at_mut(a->dx, dt, t0 * a->hidden), dt,
                  a->hidden, tokens, a->hidden);
 }
 

@@ -37,19 +37,22 @@ static uint64_t strided(uint64_t rows, uint64_t stride, uint64_t cols, enum ops_
 
 static void spans_linear(struct span_list *l, enum dev_cmd_kind kind, const struct ops_linear *a)
 {
-    uint64_t x = a->rows * a->in * ops_dtype_bytes(a->at),
-             y = a->rows * a->out * ops_dtype_bytes(a->at);
+    uint64_t x = a->rows * a->in * ops_dtype_bytes(ops_wide(a->at, a->x_wide)),
+             y = a->rows * a->out * ops_dtype_bytes(ops_wide(a->at, a->y_wide));
+    uint64_t base_elem = a->add ? ops_dtype_bytes(ops_wide(a->at, a->base_wide)) : 0;
     uint64_t w = a->out * a->in * ops_dtype_bytes(a->pt);
     switch (kind) {
     case DEV_CMD_LINEAR_FORWARD:
         span_dev(l, "x", a->x, x);
         span_dev(l, "w", a->w, w);
         span_dev(l, "bias", a->bias, a->out * ops_dtype_bytes(a->pt));
+        span_dev(l, "base", a->base, a->rows * a->out * base_elem);
         span_dev(l, "y", a->y, y);
         break;
     case DEV_CMD_LINEAR_BACKWARD_DATA:
         span_dev(l, "dy", a->dy, y);
         span_dev(l, "w", a->w, w);
+        span_dev(l, "base", a->base, a->rows * a->in * base_elem);
         span_dev(l, "dx", a->dx, x);
         break;
     default:
@@ -77,8 +80,9 @@ static void spans_embed(struct span_list *l, enum dev_cmd_kind kind, const struc
 static void spans_rmsnorm(struct span_list *l, enum dev_cmd_kind kind, const struct ops_rmsnorm *a)
 {
     uint64_t groups = a->rows / a->group, cols = a->group * a->cols;
-    uint64_t x = strided(groups, a->x_stride, cols, a->at),
-             y = strided(groups, a->y_stride, cols, a->at);
+    uint64_t x = strided(groups, a->x_stride, cols, ops_wide(a->at, a->x_wide)),
+             dx = strided(groups, a->x_stride, cols, ops_wide(a->at, a->dx_wide)),
+             y = strided(groups, a->y_stride, cols, ops_wide(a->at, a->y_wide));
     span_dev(l, "x", a->x, x);
     span_dev(l, "w", a->w, a->cols * ops_dtype_bytes(a->pt));
     span_dev(l, "rstd", a->rstd, a->rows * 4);
@@ -86,7 +90,7 @@ static void spans_rmsnorm(struct span_list *l, enum dev_cmd_kind kind, const str
         span_dev(l, "y", a->y, y);
     } else {
         span_dev(l, "dy", a->dy, y);
-        span_dev(l, "dx", a->dx, x);
+        span_dev(l, "dx", a->dx, dx);
         span_dev(l, "dw", a->dw, a->cols * 4);
     }
     span_scratch(l, a->scratch);
@@ -94,8 +98,11 @@ static void spans_rmsnorm(struct span_list *l, enum dev_cmd_kind kind, const str
 
 static void spans_rope(struct span_list *l, const struct ops_rope *a)
 {
+    const enum ops_dtype in = ops_wide(a->at, a->in_wide);
     span_dev(l, "q", a->q, strided(a->tokens, a->q_stride, a->heads * a->head_dim, a->at));
     span_dev(l, "k", a->k, strided(a->tokens, a->k_stride, a->kv_heads * a->head_dim, a->at));
+    span_dev(l, "q_in", a->q_in, strided(a->tokens, a->q_stride, a->heads * a->head_dim, in));
+    span_dev(l, "k_in", a->k_in, strided(a->tokens, a->k_stride, a->kv_heads * a->head_dim, in));
     span_dev(l, "pos", a->pos, a->tokens * 4);
     span_dev(l, "inv_freq", a->inv_freq, a->head_dim / 2 * 4);
 }
@@ -115,10 +122,12 @@ static void spans_attention(struct span_list *l, enum dev_cmd_kind kind,
     span_dev(l, "o", a->o, o);
     span_dev(l, "lse", a->lse, tokens * a->heads * 4);
     if (kind == DEV_CMD_ATTENTION_BACKWARD) {
-        span_dev(l, "d_o", a->d_o, o);
-        span_dev(l, "dq", a->dq, q);
-        span_dev(l, "dk", a->dk, k);
-        span_dev(l, "dv", a->dv, v);
+        const uint64_t times =
+            ops_dtype_bytes(ops_wide(a->at, a->grad_wide)) / ops_dtype_bytes(a->at);
+        span_dev(l, "d_o", a->d_o, o * times);
+        span_dev(l, "dq", a->dq, q * times);
+        span_dev(l, "dk", a->dk, k * times);
+        span_dev(l, "dv", a->dv, v * times);
     }
     span_scratch(l, a->scratch);
 }
@@ -127,7 +136,7 @@ static void spans_swiglu(struct span_list *l, enum dev_cmd_kind kind, const stru
 {
     uint64_t g = strided(a->rows, a->g_stride, a->cols, a->at),
              u = strided(a->rows, a->u_stride, a->cols, a->at);
-    uint64_t y = strided(a->rows, a->y_stride, a->cols, a->at);
+    uint64_t y = strided(a->rows, a->y_stride, a->cols, ops_wide(a->at, a->y_wide));
     span_dev(l, "gate", a->gate, g);
     span_dev(l, "up", a->up, u);
     if (kind == DEV_CMD_SWIGLU_FORWARD) {
@@ -149,7 +158,8 @@ static void spans_head(struct span_list *l, enum dev_cmd_kind kind, const struct
     if (kind == DEV_CMD_HEAD_FORWARD) {
         span_dev(l, "logits", a->logits, a->tokens * a->vocab * 4);
     } else {
-        span_dev(l, "dx", a->dx, x);
+        span_dev(l, "dx", a->dx,
+                 a->tokens * a->hidden * ops_dtype_bytes(ops_wide(a->at, a->dx_wide)));
         span_dev(l, "dw", a->dw, a->vocab * a->hidden * 4);
     }
     span_scratch(l, a->scratch);

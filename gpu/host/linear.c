@@ -119,9 +119,9 @@ void host_accumulate(struct host_job *j, float *acc, uint64_t acc_ld, const floa
 /* Both are dst[rows, n] = src[rows, k] B with B = W^T (forward) or W (backward data). */
 struct linear_run {
     uint64_t rows, k, n;
-    enum ops_dtype at, pt, prod; /* prod: type of the operands of the product */
+    enum ops_dtype src_t, dst_t, base_t, pt, prod; /* prod: type of the product's operands */
     bool w_transposed, add;
-    const void *src, *w, *bias;
+    const void *src, *w, *bias, *base;
     bool with_bias;
     void *dst;
     /* decided by linear_plan */
@@ -140,9 +140,9 @@ static enum ops_dtype linear_product_type(const struct host_job *j, enum ops_dty
 static void linear_plan(struct host_job *j, struct linear_run *l)
 {
     uint64_t prod_bytes = ops_dtype_bytes(l->prod);
-    l->src_converted = l->at != l->prod;
+    l->src_converted = l->src_t != l->prod;
     l->w_converted = l->pt != l->prod;
-    l->staged = l->with_bias || l->add || (l->at == OPS_BF16 && l->prod == OPS_F32);
+    l->staged = l->with_bias || l->add || (l->dst_t == OPS_BF16 && l->prod == OPS_F32);
     l->n_tile = l->w_converted ? host_tile(l->n, l->k * prod_bytes, LINEAR_SLICE_BYTES) : l->n;
     l->row_tile = l->rows;
     if (l->src_converted) l->row_tile = host_tile(l->rows, l->k * prod_bytes, LINEAR_SLICE_BYTES);
@@ -153,8 +153,9 @@ static void linear_plan(struct host_job *j, struct linear_run *l)
     l->stage = l->staged ? host_take(j, l->row_tile * l->n_tile * 4) : NULL;
 }
 
-/* One row of a staged tile: (product + bias) + what was there, in f32, rounded once. */
-static void linear_store_row(const struct linear_run *l, const float *sum, void *dst, uint64_t n0,
+/* One row of a staged tile, from element `at` of the result on: (product + bias) + base, in f32,
+ * rounded once. */
+static void linear_store_row(const struct linear_run *l, const float *sum, uint64_t at, uint64_t n0,
                              uint64_t n)
 {
     float out[STORE_PIECE], other[STORE_PIECE];
@@ -165,12 +166,11 @@ static void linear_store_row(const struct linear_run *l, const float *sum, void 
             convert_piece(host_at(l->bias, l->pt, n0 + c), l->pt, other, OPS_F32, len);
             for (uint64_t i = 0; i < len; i++) out[i] += other[i];
         }
-        void *to = host_at_mut(dst, l->at, c);
         if (l->add) {
-            convert_piece(to, l->at, other, OPS_F32, len);
+            convert_piece(host_at(l->base, l->base_t, at + c), l->base_t, other, OPS_F32, len);
             for (uint64_t i = 0; i < len; i++) out[i] += other[i];
         }
-        convert_piece(out, OPS_F32, to, l->at, len);
+        convert_piece(out, OPS_F32, host_at_mut(l->dst, l->dst_t, at + c), l->dst_t, len);
     }
 }
 
@@ -181,14 +181,13 @@ static void linear_store(struct host_job *j, const struct linear_run *l, uint64_
 #pragma omp parallel for num_threads(j->h->ctx.threads) \
     schedule(static) if (rows * n > 4 * CONVERT_PIECE)
     for (uint64_t r = 0; r < rows; r++)
-        linear_store_row(l, l->stage + r * n, host_at_mut(l->dst, l->at, (r0 + r) * l->n + n0), n0,
-                         n);
+        linear_store_row(l, l->stage + r * n, (r0 + r) * l->n + n0, n0, n);
 }
 
 static void linear_tile(struct host_job *j, const struct linear_run *l, const void *w,
                         uint64_t w_ld, uint64_t r0, uint64_t rows, uint64_t n0, uint64_t n)
 {
-    const void *src = l->src_converted ? l->src_buf : host_at(l->src, l->at, r0 * l->k);
+    const void *src = l->src_converted ? l->src_buf : host_at(l->src, l->src_t, r0 * l->k);
     struct host_product p = { .m = rows,
                               .n = n,
                               .k = l->k,
@@ -197,8 +196,8 @@ static void linear_tile(struct host_job *j, const struct linear_run *l, const vo
                               .ldc = l->staged ? n : l->n,
                               .tb = l->w_transposed,
                               .src = l->prod,
-                              .dst = l->staged ? OPS_F32 : l->at };
-    void *c = l->staged ? (void *)l->stage : host_at_mut(l->dst, l->at, r0 * l->n + n0);
+                              .dst = l->staged ? OPS_F32 : l->dst_t };
+    void *c = l->staged ? (void *)l->stage : host_at_mut(l->dst, l->dst_t, r0 * l->n + n0);
     host_job_product(j, &p, src, w, c);
     if (l->staged) linear_store(j, l, r0, rows, n0, n);
 }
@@ -220,8 +219,8 @@ static void linear_run(struct host_job *j, struct linear_run *l)
         for (uint64_t r0 = 0; r0 < l->rows; r0 += l->row_tile) {
             uint64_t rows = min_u64(l->row_tile, l->rows - r0);
             if (l->src_converted && (n0 == 0 || l->row_tile < l->rows))
-                host_convert(j, host_at(l->src, l->at, r0 * l->k), l->at, l->k, l->src_buf, l->prod,
-                             l->k, rows, l->k);
+                host_convert(j, host_at(l->src, l->src_t, r0 * l->k), l->src_t, l->k, l->src_buf,
+                             l->prod, l->k, rows, l->k);
             linear_tile(j, l, w, w_ld, r0, rows, n0, n);
         }
     }
@@ -248,11 +247,14 @@ void host_linear_forward(struct host_job *j, const struct ops_linear *a)
     struct linear_run l = { .rows = a->rows,
                             .k = a->in,
                             .n = a->out,
-                            .at = a->at,
+                            .src_t = ops_wide(a->at, a->x_wide),
+                            .dst_t = ops_wide(a->at, a->y_wide),
+                            .base_t = ops_wide(a->at, a->base ? a->base_wide : a->y_wide),
                             .pt = a->pt,
                             .prod = linear_product_type(j, a->pt),
                             .w_transposed = true,
                             .add = a->add,
+                            .base = a->base ? a->base : a->y,
                             .src = a->x,
                             .w = a->w,
                             .bias = a->bias,
@@ -266,10 +268,13 @@ void host_linear_backward_data(struct host_job *j, const struct ops_linear *a)
     struct linear_run l = { .rows = a->rows,
                             .k = a->out,
                             .n = a->in,
-                            .at = a->at,
+                            .src_t = ops_wide(a->at, a->y_wide),
+                            .dst_t = ops_wide(a->at, a->x_wide),
+                            .base_t = ops_wide(a->at, a->base ? a->base_wide : a->x_wide),
                             .pt = a->pt,
                             .prod = linear_product_type(j, a->pt),
                             .add = a->add,
+                            .base = a->base ? a->base : a->dx,
                             .src = a->dy,
                             .w = a->w,
                             .dst = a->dx };
@@ -280,37 +285,37 @@ void host_linear_backward_data(struct host_job *j, const struct ops_linear *a)
 
 static void linear_dw(struct host_job *j, const struct ops_linear *a)
 {
-    enum ops_dtype prod = linear_product_type(j, a->pt);
-    uint64_t prod_bytes = ops_dtype_bytes(prod);
-    bool converted = a->at != prod;
-    uint64_t in_tile =
-        converted ? host_tile(a->in, a->rows * prod_bytes, LINEAR_SLICE_BYTES) : a->in;
+    const enum ops_dtype prod = linear_product_type(j, a->pt), xt = ops_wide(a->at, a->x_wide),
+                         yt = ops_wide(a->at, a->y_wide);
+    const uint64_t row_bytes = a->rows * ops_dtype_bytes(prod);
+    const bool x_converted = xt != prod, dy_converted = yt != prod;
+    uint64_t in_tile = x_converted ? host_tile(a->in, row_bytes, LINEAR_SLICE_BYTES) : a->in;
     uint64_t out_tile = host_tile(a->out, in_tile * 4, LINEAR_DW_TILE_BYTES);
-    if (converted)
-        out_tile = min_u64(out_tile, host_tile(a->out, a->rows * prod_bytes, LINEAR_SLICE_BYTES));
-    void *x_buf = converted ? host_take(j, a->rows * in_tile * prod_bytes) : NULL;
-    void *dy_buf = converted ? host_take(j, a->rows * out_tile * prod_bytes) : NULL;
+    if (dy_converted)
+        out_tile = min_u64(out_tile, host_tile(a->out, row_bytes, LINEAR_SLICE_BYTES));
+    void *x_buf = x_converted ? host_take(j, row_bytes * in_tile) : NULL;
+    void *dy_buf = dy_converted ? host_take(j, row_bytes * out_tile) : NULL;
     float *tile = host_take(j, out_tile * in_tile * 4);
     for (uint64_t i0 = 0; i0 < a->in; i0 += in_tile) {
         uint64_t in = min_u64(in_tile, a->in - i0);
-        if (converted)
-            host_convert(j, host_at(a->x, a->at, i0), a->at, a->in, x_buf, prod, in, a->rows, in);
+        if (x_converted)
+            host_convert(j, host_at(a->x, xt, i0), xt, a->in, x_buf, prod, in, a->rows, in);
         for (uint64_t o0 = 0; o0 < a->out; o0 += out_tile) {
             uint64_t out = min_u64(out_tile, a->out - o0);
-            if (converted && (i0 == 0 || out_tile < a->out))
-                host_convert(j, host_at(a->dy, a->at, o0), a->at, a->out, dy_buf, prod, out,
-                             a->rows, out);
+            if (dy_converted && (i0 == 0 || out_tile < a->out))
+                host_convert(j, host_at(a->dy, yt, o0), yt, a->out, dy_buf, prod, out, a->rows,
+                             out);
             struct host_product p = { .m = out,
                                       .n = in,
                                       .k = a->rows,
-                                      .lda = converted ? out : a->out,
-                                      .ldb = converted ? in : a->in,
+                                      .lda = dy_converted ? out : a->out,
+                                      .ldb = x_converted ? in : a->in,
                                       .ldc = in,
                                       .ta = 1,
                                       .src = prod,
                                       .dst = OPS_F32 };
-            host_job_product(j, &p, converted ? dy_buf : host_at(a->dy, a->at, o0),
-                             converted ? x_buf : a->x, tile);
+            host_job_product(j, &p, dy_converted ? dy_buf : host_at(a->dy, yt, o0),
+                             x_converted ? x_buf : a->x, tile);
             if (!j->dry) host_accumulate(j, a->dw + o0 * a->in + i0, a->in, tile, in, out, in);
         }
     }
@@ -320,16 +325,17 @@ static void linear_dw(struct host_job *j, const struct ops_linear *a)
 static void linear_dbias(struct host_job *j, const struct ops_linear *a)
 {
     if (j->dry || j->st != STK_OK) return;
+    const enum ops_dtype yt = ops_wide(a->at, a->y_wide);
     uint64_t blocks = (a->out + TILE_QUANTUM - 1) / TILE_QUANTUM;
 #pragma omp parallel for num_threads(j->h->ctx.threads) schedule(static)
     for (uint64_t b = 0; b < blocks; b++) {
         double sum[TILE_QUANTUM] = { 0 };
         uint64_t c0 = b * TILE_QUANTUM, n = min_u64(TILE_QUANTUM, a->out - c0);
         for (uint64_t r = 0; r < a->rows; r++) {
-            const void *row = host_at(a->dy, a->at, r * a->out + c0);
+            const void *row = host_at(a->dy, yt, r * a->out + c0);
             for (uint64_t c = 0; c < n; c++)
-                sum[c] += a->at == OPS_F32 ? ((const float *)row)[c]
-                                           : stk_bf16_to_f32(((const uint16_t *)row)[c]);
+                sum[c] += yt == OPS_F32 ? ((const float *)row)[c]
+                                        : stk_bf16_to_f32(((const uint16_t *)row)[c]);
         }
         for (uint64_t c = 0; c < n; c++) a->dbias[c0 + c] += (float)sum[c];
     }

@@ -125,6 +125,7 @@ static inline void random_model(struct model *m, struct rng *r)
         x->no_input = i == 0 || pick(r, 10) == 0;
         x->in_bytes = x->no_input ? 0 : bytes[pick(r, 4)];
         x->full_bytes = pick(r, 8) ? bytes[pick(r, 4)] * (1 + pick(r, 3)) : 0;
+        x->flow_bytes = i % 3 == 1 ? 2 * x->in_bytes : 0;
         x->flops = 1 + i;
     }
     m->places[n - 1].fused = pick(r, 4) > 0;

@@ -189,7 +189,8 @@ static void fake_carve(stk_engine *e)
         bool keep = e->cfg.activations == STK_ACT_KEEP;
         e->full[p] = keep ? fake_take(e, place->full_bytes * e->cfg.micro_batches) : NULL;
         if (place->full_bytes > e->full_max_bytes) e->full_max_bytes = place->full_bytes;
-        if (place->in_bytes > e->flow_bytes) e->flow_bytes = place->in_bytes;
+        uint64_t flow_bytes = place->flow_bytes ? place->flow_bytes : place->in_bytes;
+        if (flow_bytes > e->flow_bytes) e->flow_bytes = flow_bytes;
     }
     e->full_out = fake_take(e, e->full_max_bytes);
     e->full_in = fake_take(e, e->full_max_bytes);

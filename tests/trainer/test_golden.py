@@ -22,10 +22,16 @@ LOGITS_TOL, LOSS_TOL, GRAD_TOL = 1e-3, 1e-4, 0.01  # absolute, absolute, of the 
 TRAIN_TOLS = {"losses_bf16_grads": 0.005, "losses": 0.005, "grad_norms_bf16_grads": 0.01,
               "grad_norms": 0.02}
 BF16_TIMES = 1.25  # of torch's own bf16 error
-# A ratio of two errors of single elements is a draw: where torch computes attention otherwise
-# (sdpa), 15 % of its tensors are more than 1.25 times as far off as here, at most 3.4 times.
-# test_golden_live.py averages over token files; here most tensors must keep the limit.
-BF16_ONE_TENSOR_TIMES, BF16_SHARE_OVER = 3, 0.08
+# bf16 activations, by the products: (most of one tensor, share of tensors that may be above
+# BF16_TIMES, geometric mean). With f32 products every tensor of every case keeps the limit
+# (measured: worst 1.05, mean 0.47). With bf16 products the operands of each product are rounded,
+# as in torch, and two thirds of torch's error remain. The ratio of two largest errors is a draw:
+# of these 280 tensors 5 lie above 1.25 (worst 2.11: there torch is twice as near as it mostly is),
+# over 8 token files 1.9 % of 2240 (f32 products: 0.3 %, worst 2.5). f32 boundaries would not
+# change that (emulated: 1.7 % become 1.5 %), nor would f32 everywhere but in the operands (0.4 %).
+# What is true of every tensor is its mean over token files: test_golden_live.py asserts 1.25
+# there, for both products.
+BF16_LIMITS = {"f32": (BF16_TIMES, 0, 0.6), "bf16": (2.5, 0.04, 0.8)}
 ONE_OF_EACH_FAMILY = ("llama_docs_mask_old", "mistral_window_docs_mask_new",
                       "qwen2_window_layers_new", "qwen3_tied_old")
 SPELLINGS = ("config.json", "config.other.json")
@@ -132,7 +138,7 @@ def check_untouched(stoker, case, config, place):
 
 
 def check_bf16(stoker, case, matmul, seen, place):
-    """`seen` collects the ratios of all tensors."""
+    """`seen` collects the ratios of all tensors, by products."""
     options = ["--activation-dtype", "bf16", "--matmul", matmul]
     try:
         logits, _ = stoker.eval(case, case.folder, place, *options)
@@ -149,23 +155,24 @@ def check_bf16(stoker, case, matmul, seen, place):
     ratios = {name: errors[name] / torchs[name] for name in errors}
     worst = max(ratios, key=ratios.get)
     together = math.sqrt(sum(e * e for e in errors.values()) / sum(e * e for e in torchs.values()))
-    seen.extend(ratios.values())
+    seen[matmul].extend(ratios.values())
     note = "logits %.2f, gradients together %.2f, worst %.2f (%s) times torch's" % (
         ratio, together, ratios[worst], worst)
     assert together <= BF16_TIMES, note
-    assert ratios[worst] <= BF16_ONE_TENSOR_TIMES, note
+    assert ratios[worst] <= BF16_LIMITS[matmul][0], note
     return note
 
 
-def check_bf16_share(seen, place):
+def check_bf16_share(matmul, all_seen, place):
     """Few of all tensors are beyond the limit, and on the whole they are nearer than torch's."""
-    if len(seen) < 100:
+    seen, (_, most_over, most_mean) = all_seen[matmul], BF16_LIMITS[matmul]
+    if len(seen) < 80:
         raise Skip("too few cases were run")
     over = sum(r > BF16_TIMES for r in seen) / len(seen)
     mean = math.exp(sum(map(math.log, seen)) / len(seen))
     note = "%.1f %% of %d tensors above %.2f times torch's error, geometric mean %.2f" % (
         100 * over, len(seen), BF16_TIMES, mean)
-    assert over <= BF16_SHARE_OVER and mean <= 1, note
+    assert over <= most_over and mean <= most_mean, note
     return note
 
 
@@ -191,9 +198,10 @@ def tests_of(stoker, name, seen):
 
 
 def main():
-    stoker, seen = Stoker(os.path.abspath(sys.argv[1])), []
+    stoker, seen = Stoker(os.path.abspath(sys.argv[1])), {matmul: [] for matmul in BF16_LIMITS}
     tests = [t for name in sys.argv[2:] or cases() for t in tests_of(stoker, name, seen)]
-    return run_tests(tests, [("bf16 gradients of all cases", partial(check_bf16_share, seen))])
+    return run_tests(tests, [("bf16 gradients of all cases, %s products" % matmul,
+                              partial(check_bf16_share, matmul, seen)) for matmul in BF16_LIMITS])
 
 
 if __name__ == "__main__":

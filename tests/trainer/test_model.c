@@ -109,7 +109,7 @@ static void compare_bf16(const char *name, stk_matmul matmul)
         "# %s: logits %.2f of torch's bf16 error, gradients at most %.2f (%s), loss off by %.1e\n",
         name, logits / g.bf16_logits_err, worst, where, r.loss - g.loss);
     CHECK(logits <= 1.25 * g.bf16_logits_err);
-    CHECK(worst <= 3); /* measured 1.0 to 2.1; single elements: see test_golden.py */
+    CHECK(worst <= (matmul == STK_MATMUL_BF16 ? 2.5 : 1.25)); /* why: test_golden.py */
     golden_run_close(&r);
     golden_close(&g);
 }

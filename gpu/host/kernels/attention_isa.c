@@ -368,7 +368,7 @@ static void backward_open(struct work *w, uint64_t head)
     uint64_t row = w->seq_row + w->t0, first = row * a->o_stride + head * a->head_dim;
     rows_load(a->at, a->o, first, a->o_stride, w->nq, a->head_dim, 1.0f, w->g, w->dim, w->dim);
     transpose(w->g, w->dim, BQ, w->dim, w->ot, BQ);
-    rows_load(a->at, a->d_o, first, a->o_stride, w->nq, a->head_dim, 1.0f, w->g, w->dim, w->dim);
+    rows_load(ops_wide(a->at, a->grad_wide), a->d_o, first, a->o_stride, w->nq, a->head_dim, 1.0f, w->g, w->dim, w->dim);
     memset(w->g + w->nq * w->dim, 0, (BQ - w->nq) * w->dim * sizeof(float));
     transpose(w->g, w->dim, BQ, w->dim, w->gt, BQ);
     for (uint64_t lane = 0; lane < BQ; lane += VL) {
@@ -436,8 +436,8 @@ static void backward_block(struct work *w, uint64_t seq, uint64_t head, uint64_t
     for (uint64_t i = 0; i < a->head_dim * BQ; i += VL)
         vec_store(w->ot + i, vec_load(w->ot + i) * a->scale);
     transpose(w->ot, BQ, w->dim, BQ, w->g, w->dim);
-    rows_store(a->at, a->dq, row * a->q_stride + head * a->head_dim, a->q_stride, w->nq,
-               a->head_dim, w->g, w->dim);
+    rows_store(ops_wide(a->at, a->grad_wide), a->dq, row * a->q_stride + head * a->head_dim,
+               a->q_stride, w->nq, a->head_dim, w->g, w->dim);
 }
 
 void KERN_NAME(kern_attention_backward)(const struct host_ctx *c, const struct ops_attention *a)
@@ -445,6 +445,7 @@ void KERN_NAME(kern_attention_backward)(const struct host_ctx *c, const struct o
     uint64_t blocks = (a->seq + BQ - 1) / BQ, group = a->heads / a->kv_heads;
     float *scratch = kern_scratch(&a->scratch);
     uint64_t floats = kern_att_floats(a, true);
+    const enum ops_dtype gt = ops_wide(a->at, a->grad_wide);
 #pragma omp parallel num_threads((int)c->threads)
     {
         struct work w;
@@ -457,10 +458,10 @@ void KERN_NAME(kern_attention_backward)(const struct host_ctx *c, const struct o
             memset(w.dv, 0, a->seq * w.dim * sizeof(float));
             for (uint64_t h = kv * group; h < (kv + 1) * group; h++)
                 for (uint64_t b = 0; b < blocks; b++) backward_block(&w, seq, h, kv, b);
-            rows_store(a->at, a->dk, row * a->k_stride + col, a->k_stride, a->seq, a->head_dim,
-                       w.dk, w.dim);
-            rows_store(a->at, a->dv, row * a->v_stride + col, a->v_stride, a->seq, a->head_dim,
-                       w.dv, w.dim);
+            rows_store(gt, a->dk, row * a->k_stride + col, a->k_stride, a->seq, a->head_dim, w.dk,
+                       w.dim);
+            rows_store(gt, a->dv, row * a->v_stride + col, a->v_stride, a->seq, a->head_dim, w.dv,
+                       w.dim);
         }
     }
 }

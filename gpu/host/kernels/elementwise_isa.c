@@ -13,15 +13,15 @@ enum { CHUNK = 4096, ROPE_PAIRS = 128 };
 
 /* --- rotary --- */
 
-/* Pairs [i0, i0 + n) of one head of head_dim at element x. */
-static void rope_head(enum ops_dtype at, void *x, uint64_t first, uint64_t half, uint64_t n,
-                      const float *cs, const float *sn)
+/* n pairs from element `first` on; y may be x. */
+static void rope_head(enum ops_dtype xt, const void *x, enum ops_dtype at, void *y, uint64_t first,
+                      uint64_t half, uint64_t n, const float *cs, const float *sn)
 {
     for (uint64_t i = 0; i < n; i += VL) {
-        vec_f lo = vec_get(at, x, first + i, n - i), hi = vec_get(at, x, first + half + i, n - i);
+        vec_f lo = vec_get(xt, x, first + i, n - i), hi = vec_get(xt, x, first + half + i, n - i);
         vec_f cv = vec_load(cs + i), sv = vec_load(sn + i);
-        vec_put(at, x, first + i, n - i, lo * cv - hi * sv);
-        vec_put(at, x, first + half + i, n - i, hi * cv + lo * sv);
+        vec_put(at, y, first + i, n - i, lo * cv - hi * sv);
+        vec_put(at, y, first + half + i, n - i, hi * cv + lo * sv);
     }
 }
 
@@ -31,7 +31,9 @@ static void rope_head(enum ops_dtype at, void *x, uint64_t first, uint64_t half,
 void KERN_NAME(kern_rope)(const struct host_ctx *c, const struct ops_rope *a)
 {
     const uint64_t half = a->head_dim / 2;
-    const enum ops_dtype at = a->at;
+    const enum ops_dtype at = a->at, qt = a->q_in ? ops_wide(at, a->in_wide) : at,
+                         kt = a->k_in ? ops_wide(at, a->in_wide) : at;
+    const void *q = a->q_in ? a->q_in : a->q, *k = a->k_in ? a->k_in : a->k;
 #pragma omp parallel for num_threads(                                                              \
     kern_team(c, a->tokens *(a->heads + a->kv_heads) * a->head_dim)) schedule(static)
     for (uint64_t t = 0; t < a->tokens; t++)
@@ -45,9 +47,9 @@ void KERN_NAME(kern_rope)(const struct host_ctx *c, const struct ops_rope *a)
                 sn[i] = (a->inverse ? -s : s) * a->attention_factor;
             }
             for (uint64_t h = 0; h < a->heads; h++)
-                rope_head(at, a->q, t * a->q_stride + h * a->head_dim + i0, half, n, cs, sn);
+                rope_head(qt, q, at, a->q, t * a->q_stride + h * a->head_dim + i0, half, n, cs, sn);
             for (uint64_t h = 0; h < a->kv_heads; h++)
-                rope_head(at, a->k, t * a->k_stride + h * a->head_dim + i0, half, n, cs, sn);
+                rope_head(kt, k, at, a->k, t * a->k_stride + h * a->head_dim + i0, half, n, cs, sn);
         }
 }
 
@@ -55,7 +57,7 @@ void KERN_NAME(kern_rope)(const struct host_ctx *c, const struct ops_rope *a)
 
 void KERN_NAME(kern_swiglu_forward)(const struct host_ctx *c, const struct ops_swiglu *a)
 {
-    const enum ops_dtype at = a->at;
+    const enum ops_dtype at = a->at, yt = ops_wide(at, a->y_wide);
 #pragma omp parallel for num_threads(kern_team(c, a->rows * a->cols)) schedule(static)
     for (uint64_t r = 0; r < a->rows; r++)
         for (uint64_t i = 0; i < a->cols; i += VL) {
@@ -63,7 +65,7 @@ void KERN_NAME(kern_swiglu_forward)(const struct host_ctx *c, const struct ops_s
             vec_f g = vec_get(at, a->gate, r * a->g_stride + i, n),
                   u = vec_get(at, a->up, r * a->u_stride + i, n);
             vec_f act = g / (vec_exp(-g) + 1.0f);
-            vec_put(at, a->y, r * a->y_stride + i, n, act * u);
+            vec_put(yt, a->y, r * a->y_stride + i, n, act * u);
         }
 }
 
@@ -71,13 +73,13 @@ void KERN_NAME(kern_swiglu_forward)(const struct host_ctx *c, const struct ops_s
  * before either is written. */
 void KERN_NAME(kern_swiglu_backward)(const struct host_ctx *c, const struct ops_swiglu *a)
 {
-    const enum ops_dtype at = a->at;
+    const enum ops_dtype at = a->at, yt = ops_wide(at, a->y_wide);
 #pragma omp parallel for num_threads(kern_team(c, a->rows * a->cols)) schedule(static)
     for (uint64_t r = 0; r < a->rows; r++)
         for (uint64_t i = 0; i < a->cols; i += VL) {
             uint64_t n = a->cols - i, gi = r * a->g_stride + i, ui = r * a->u_stride + i;
             vec_f g = vec_get(at, a->gate, gi, n), u = vec_get(at, a->up, ui, n);
-            vec_f dy = vec_get(at, a->dy, r * a->y_stride + i, n), e = vec_exp(-g);
+            vec_f dy = vec_get(yt, a->dy, r * a->y_stride + i, n), e = vec_exp(-g);
             vec_f s = 1.0f / (e + 1.0f),
                   rest = 1.0f / (1.0f / e + 1.0f); /* 1 - s without cancellation */
             vec_f act = g / (e + 1.0f);

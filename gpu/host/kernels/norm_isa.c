@@ -8,7 +8,7 @@
  *
  * With n = x * rstd:  y = n * w;  dn = dy * w;  dx = rstd * (dn - n * mean(dn * n));  dw = sum over
  * rows of dy * n. transformers' LlamaRMSNorm rounds n to the activations' dtype before it
- * multiplies; here nothing is rounded but y and dx on store. */
+ * multiplies; here nothing is rounded but y and dx on store, and nothing at all in f32 (`_wide`). */
 #include "gpu/host/kernels/kern.h"
 #include "gpu/host/kernels/vec.h"
 
@@ -41,7 +41,7 @@ void KERN_NAME(kern_rmsnorm_forward)(const struct host_ctx *c, const struct ops_
 {
     float *w = kern_scratch(&a->scratch);
     weight_load(a, w);
-    const enum ops_dtype at = a->at;
+    const enum ops_dtype xt = ops_wide(a->at, a->x_wide), yt = ops_wide(a->at, a->y_wide);
     const uint64_t cols = a->cols;
     const float eps = (float)a->eps;
 #pragma omp parallel for num_threads(kern_team(c, a->rows * a->cols)) schedule(static)
@@ -49,14 +49,14 @@ void KERN_NAME(kern_rmsnorm_forward)(const struct host_ctx *c, const struct ops_
         uint64_t x = row_at(a, r, a->x_stride), y = row_at(a, r, a->y_stride);
         vec_f sum[PARTS] = { 0 };
         for (uint64_t i = 0, u = 0; i < cols; i += VL, u = (u + 1) % PARTS) {
-            vec_f v = vec_get(at, a->x, x + i, cols - i);
+            vec_f v = vec_get(xt, a->x, x + i, cols - i);
             sum[u] = sum[u] + v * v;
         }
         float rstd = 1.0f / sqrtf(lanes_sum(sum) / (float)cols + eps);
         a->rstd[r] = rstd;
         for (uint64_t i = 0; i < cols; i += VL) {
-            vec_f n = vec_get(at, a->x, x + i, cols - i) * rstd;
-            vec_put(at, a->y, y + i, cols - i, n * vec_load(w + i));
+            vec_f n = vec_get(xt, a->x, x + i, cols - i) * rstd;
+            vec_put(yt, a->y, y + i, cols - i, n * vec_load(w + i));
         }
     }
 }
@@ -64,23 +64,24 @@ void KERN_NAME(kern_rmsnorm_forward)(const struct host_ctx *c, const struct ops_
 /* dx of one row; adds the row's share to dw_part unless that is NULL. */
 static void backward_row(const struct ops_rmsnorm *a, const float *w, uint64_t r, float *dw_part)
 {
-    const enum ops_dtype at = a->at;
+    const enum ops_dtype xt = ops_wide(a->at, a->x_wide), yt = ops_wide(a->at, a->y_wide),
+                         dt = ops_wide(a->at, a->dx_wide);
     const uint64_t cols = a->cols, x = row_at(a, r, a->x_stride), y = row_at(a, r, a->y_stride);
     const float rstd = a->rstd[r];
     vec_f sum[PARTS] = { 0 };
     for (uint64_t i = 0, u = 0; i < cols; i += VL, u = (u + 1) % PARTS) {
-        vec_f n = vec_get(at, a->x, x + i, cols - i) * rstd,
-              dy = vec_get(at, a->dy, y + i, cols - i);
+        vec_f n = vec_get(xt, a->x, x + i, cols - i) * rstd,
+              dy = vec_get(yt, a->dy, y + i, cols - i);
         sum[u] = sum[u] + dy * vec_load(w + i) * n;
         if (dw_part) vec_store(dw_part + i, vec_load(dw_part + i) + dy * n);
     }
     const float mean = lanes_sum(sum) / (float)cols;
     for (uint64_t i = 0; i < cols; i += VL) {
-        vec_f n = vec_get(at, a->x, x + i, cols - i) * rstd,
-              dy = vec_get(at, a->dy, y + i, cols - i);
+        vec_f n = vec_get(xt, a->x, x + i, cols - i) * rstd,
+              dy = vec_get(yt, a->dy, y + i, cols - i);
         vec_f dx = (dy * vec_load(w + i) - n * mean) * rstd;
-        if (a->add) dx = vec_get(at, a->dx, x + i, cols - i) + dx;
-        vec_put(at, a->dx, x + i, cols - i, dx);
+        if (a->add) dx = vec_get(dt, a->dx, x + i, cols - i) + dx;
+        vec_put(dt, a->dx, x + i, cols - i, dx);
     }
 }
 
