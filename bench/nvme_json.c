@@ -101,6 +101,7 @@ static json_t *result_json(const struct nvme_bench *b, const struct nvme_result 
     put_latency(j, "write_", &r->write);
     put(j, "fio_p50_ns", ns(r->fio_p50_ns, fio));
     put(j, "fio_p99_ns", ns(r->fio_p99_ns, fio));
+    put(j, "fio_pattern_differs", json_boolean(fio && r->mode == MEASURE_OPTIMIZER));
     put(j, "fio_version", fio ? json_string(b->fio.version) : json_null());
     put(j, "pairs_ours_fio", pairs_json(r));
     put(j, "share_of_fio_low", fio ? real(r->share_low) : json_null());

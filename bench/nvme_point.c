@@ -244,11 +244,15 @@ static void add_run(struct nvme_bench *b, struct nvme_result *r, struct sums *s,
 }
 
 /* What the ramp moved without counting is no less written. */
-static void count_ramp(struct nvme_bench *b, const struct nvme_unit *u, const struct nvme_point *p,
-                       const struct measure_result *m)
+static void count_ramp(struct nvme_bench *b, const struct nvme_unit *u,
+                       const struct measure_cfg *cfg, const struct measure_result *m)
 {
+    double bytes = (double)cfg->ramp_ns / 1e9 * m->bytes_per_s;
+    double most = (double)cfg->bytes_max - (double)m->bytes;
+    if (cfg->bytes_max && bytes > most) bytes = most > 0 ? most : 0;
     for (uint32_t i = 0; i < u->n_paths && m->bytes_per_s > 0; i++)
-        b->written[u->path[i]] += (uint64_t)(p->ramp_s * m->path_bytes_per_s[i] * write_part(m));
+        b->written[u->path[i]] +=
+            (uint64_t)(bytes * write_part(m) * m->path_bytes_per_s[i] / m->bytes_per_s);
 }
 
 static stk_status run_ours(struct nvme_bench *b, struct measure *m, const struct nvme_point *p,
@@ -278,7 +282,7 @@ static stk_status run_ours(struct nvme_bench *b, struct measure *m, const struct
         bool drive = b->drive[u->path[0]].device[0] && before > 0;
         if (drive && read > 0 && seen / read < s->from_storage) s->from_storage = seen / read;
         add_run(b, r, s, res);
-        count_ramp(b, u, p, res);
+        count_ramp(b, u, &cfg, res);
     }
     sys_free(res);
     return st;

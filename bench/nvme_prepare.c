@@ -202,7 +202,7 @@ static void announce_path(const struct nvme_bench *b, uint32_t i)
            mem_size_format(b->free_bytes[i], size));
     if (d->numa_node >= 0) printf(", NUMA node %d", d->numa_node);
     if (d->link_bytes_per_s > 0) printf(", link %.2f GB/s", d->link_bytes_per_s / 1e9);
-    if (d->rotational) printf(", rotating");
+    if (d->rotational && strncmp(d->under, "vd", 2) != 0) printf(", rotating");
     printf("\n");
     if (d->smart)
         printf("           %d C, %u %% of its endurance used, %.1f TB written in its life%s\n",

@@ -305,7 +305,9 @@ static void collect_drives(const struct nvme_bench *b, struct nvme_evidence *e)
             again = again || (d->under[0] && strcmp(b->drive[k].under, d->under) == 0) ||
                     b->drive[k].device_id == d->device_id;
         e->shared_drive = e->shared_drive || again;
-        e->rotational = e->rotational || d->rotational;
+        /* virtual disks and loop devices call themselves rotating without being asked */
+        bool real = strncmp(d->under, "vd", 2) != 0 && strncmp(d->device, "loop", 4) != 0;
+        e->rotational = e->rotational || (real && d->rotational);
         if (again) continue;
         link_known = link_known && d->link_bytes_per_s > 0;
         left_known = left_known && d->smart && d->endurance_bytes > d->written_bytes;

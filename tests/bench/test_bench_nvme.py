@@ -14,7 +14,8 @@ import xml.etree.ElementTree
 
 STOKER = os.environ.get("STOKER_BINARY", "build/stoker")
 LIMIT_S = float(os.environ.get("STOKER_TEST_LIMIT_S", "90"))
-POINT = ["--block", "1MiB", "--depth", "4", "--size", "64MiB", "--time", "2"]
+PLACE = ["--block", "1MiB", "--depth", "4", "--size", "64MiB"]
+POINT = PLACE + ["--time", "1.2"]
 FIXED = ["mode", "block_bytes", "depth", "bytes_per_s", "fio_bytes_per_s", "share_of_fio", "p50_ns", "p99_ns", "valid"]
 
 
@@ -92,7 +93,7 @@ def test_default_sweep(place):
     """All phases, in the time that was given (BEN-01: a sweep that ends), and both pages."""
     j, h = os.path.join(place, "a.json"), os.path.join(place, "a.html")
     begin = time.monotonic()
-    out, _ = bench(place, "--size", "128MiB", "--time", "6", "--no-fio", "--json", j, "--html", h)
+    out, _ = bench(place, "--size", "128MiB", "--time", "4", "--no-fio", "--json", j, "--html", h)
     took = time.monotonic() - begin
     assert took < 30, took
     results = load(j)
@@ -137,7 +138,7 @@ def test_fio_beside_it(place):
     if not shutil.which("fio"):
         raise Skip("fio is not installed")
     f = os.path.join(place, "a.json")
-    bench(place, *POINT, "--mode", "read,write", "--pairs", "3", "--time", "8", "--json", f)
+    bench(place, *PLACE, "--mode", "read,write", "--pairs", "3", "--time", "8", "--json", f)
     results = load(f)
     check_results(results)
     for r in results:
@@ -187,7 +188,7 @@ def test_several_paths(place):
     os.mkdir(a)
     os.mkdir(b)
     f, h = os.path.join(place, "a.json"), os.path.join(place, "a.html")
-    out, _ = bench(a, b, *POINT, "--mode", "read,write", "--time", "4", "--no-fio", "--json", f, "--html", h)
+    out, _ = bench(a, b, *PLACE, "--mode", "read,write", "--time", "3", "--no-fio", "--json", f, "--html", h)
     results = load(f)
     check_results(results)
     assert [len(r["paths"]) for r in results] == [2, 2, 1, 1, 1, 1], "together first, then each alone"
@@ -203,7 +204,7 @@ def test_sustained(place):
     """BEN-08, BEN-10: the series is kept, burst and sustained are apart."""
     f = os.path.join(place, "a.json")
     out, _ = bench(place, "--block", "1MiB", "--depth", "8", "--size", "64MiB", "--mode", "write", "--no-fio", "--sustained",
-                   "--time", "5", "--json", f)
+                   "--time", "3", "--json", f)
     r = [x for x in load(f) if x["step"] == "sustained"][0]
     assert len(r["series_s_bytes_per_s"]) >= 10
     assert r["burst_bytes_per_s"] > 0 and r["sustained_bytes_per_s"] > 0 and isinstance(r["steady"], bool)
