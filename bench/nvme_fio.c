@@ -166,6 +166,17 @@ static const char *pattern_of(const struct nvme_fio_job *job)
     }
 }
 
+/* fio separates files with colons. */
+static void escape(const char *name, char *buf, size_t bytes)
+{
+    size_t at = 0;
+    for (; *name && at + 3 < bytes; name++) {
+        if (*name == ':' || *name == '\\') buf[at++] = '\\';
+        buf[at++] = *name;
+    }
+    buf[at] = 0;
+}
+
 static void build_args(struct args *a, const struct nvme_fio_job *job)
 {
     arg(a, "fio");
@@ -186,7 +197,9 @@ static void build_args(struct args *a, const struct nvme_fio_job *job)
     if (job->mode != MEASURE_READ) arg(a, "--end_fsync=1");
     for (uint32_t i = 0; i < job->n_files; i++) {
         arg(a, "--name=path%u", i);
-        arg(a, "--filename=%s", job->files[i]);
+        char name[512];
+        escape(job->files[i], name, sizeof name);
+        arg(a, "--filename=%s", name);
     }
 }
 

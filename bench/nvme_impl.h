@@ -41,7 +41,7 @@ void nvme_median_interval(const double *v, uint32_t n, uint64_t seed, double *lo
 
 #define SWEEP_MAX 8
 /* Block sizes upwards, for each the depths upwards. A block ends when more depth gained less than
- * `gain`; the sweep ends when two blocks in a row gained less than `gain` over the best of the
+ * `gain` twice in a row (once is noise on a shared disk); the sweep ends when two blocks in a row gained less than `gain` over the best of the
  * smaller ones. Points above `in_flight_max` bytes are left out. */
 struct sweep {
     uint64_t block[SWEEP_MAX];
@@ -50,7 +50,7 @@ struct sweep {
     double gain;
     uint64_t in_flight_max;
     double rate[SWEEP_MAX][SWEEP_MAX]; /* 0: not measured */
-    uint32_t at_block, at_depth, poor_blocks;
+    uint32_t at_block, at_depth, poor_depths, poor_blocks;
     bool over;
 };
 void sweep_init(struct sweep *s, uint64_t in_flight_max, uint64_t block_max);
@@ -139,13 +139,16 @@ const char *nvme_limit_name(enum nvme_limit l);
 struct nvme_evidence {
     double read, write, mixed, optimizer; /* at the settings of `train` */
     double best_read, best_write;         /* of all points measured */
+    double train_read;                    /* of those with the block size of `train`, 1 MiB */
+    double spread;                        /* of one point measured twice: largest difference, as a
+                                           * part of the larger */
     uint64_t best_block;                  /* of reads */
     uint32_t best_depth;
     double sustained;                     /* writes; 0: not known */
     bool sustained_known;                 /* steady, or as long as was allowed */
     double link;                          /* sum over the drives; 0: unknown */
     double cpu_share;                     /* largest over the results */
-    double share_of_fio;                  /* smallest; 0: no fio */
+    double share_of_fio;                  /* median over reads, writes, mixed; 0: no fio */
     bool memory;                          /* page cache or tmpfs: nothing of a drive was measured */
     char memory_why[320];
     bool uring;

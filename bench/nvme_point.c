@@ -293,7 +293,7 @@ static bool run_fio(struct nvme_bench *b, struct measure *m, const struct nvme_p
 {
     struct nvme_unit *u = &b->unit[r->unit];
     struct nvme_fio_rates rates;
-    char why[512], name[NVME_PATHS_MAX][64];
+    char why[512], name[NVME_PATHS_MAX][256];
     struct nvme_fio_job job = { .n_files = u->n_paths, .mode = p->mode, .random = p->random,
                                 .uring = strncmp(u->backend, "posix", 5) != 0,
                                 .block_bytes = p->block_bytes, .file_bytes = u->file_bytes,

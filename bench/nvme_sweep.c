@@ -47,6 +47,7 @@ static void end_block(struct sweep *s)
     bool poor = s->at_block > 0 && best_of(s, s->at_block) < smaller * (1 + s->gain);
     s->poor_blocks = poor ? s->poor_blocks + 1 : 0;
     s->at_depth = 0;
+    s->poor_depths = 0;
     s->over = ++s->at_block == s->n_blocks || s->poor_blocks == 2;
 }
 
@@ -57,8 +58,9 @@ void sweep_put(struct sweep *s, double bytes_per_s)
     double before = best_of(s, b);
     s->rate[b][d] = bytes_per_s;
     bool gained = d == 0 || bytes_per_s >= before * (1 + s->gain);
+    s->poor_depths = gained ? 0 : s->poor_depths + 1;
     bool room = d + 1 < s->n_depths && s->block[b] * s->depth[d + 1] <= s->in_flight_max;
-    if (gained && room)
+    if (s->poor_depths < 2 && room)
         s->at_depth++;
     else
         end_block(s);

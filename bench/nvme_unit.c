@@ -54,7 +54,7 @@ static stk_status run_sweep(struct nvme_bench *b, uint32_t unit, struct measure 
 {
     int n = b->mode[MEASURE_READ] + b->mode[MEASURE_WRITE];
     if (n == 0) return STK_OK;
-    double point_s = clamp(budget_s / n / 16, 0.1, 1.0), begin = bench_now_s();
+    double point_s = clamp(budget_s / n / 20, 0.1, 1.0), begin = bench_now_s();
     b->unit[unit].swept = true;
     for (int which = 0, k = 0; which < 2; which++) {
         if (!b->mode[which ? MEASURE_WRITE : MEASURE_READ]) continue;
@@ -283,9 +283,8 @@ static void collect_best(const struct nvme_bench *b, uint32_t unit, struct nvme_
         }
         if (r->cpu_share > e->cpu_share && r->step == NVME_POINT && !b->o.verify)
             e->cpu_share = r->cpu_share;
-        if (r->share_of_fio > 0 && r->mode != MEASURE_OPTIMIZER &&
-            (e->share_of_fio <= 0 || r->share_of_fio < e->share_of_fio))
-            e->share_of_fio = r->share_of_fio;
+        if (r->mode == MEASURE_READ && r->block_bytes == MIB && r->bytes_per_s > e->train_read)
+            e->train_read = r->bytes_per_s;
         if (r->mode == MEASURE_WRITE && r->step != NVME_STEADY && r->bytes_per_s > e->best_write)
             e->best_write = r->bytes_per_s;
         if (r->mode != MEASURE_READ || r->bytes_per_s <= e->best_read) continue;
@@ -293,6 +292,34 @@ static void collect_best(const struct nvme_bench *b, uint32_t unit, struct nvme_
         e->best_block = r->block_bytes;
         e->best_depth = r->depth;
     }
+}
+
+static void collect_shares(const struct nvme_bench *b, uint32_t unit, struct nvme_evidence *e)
+{
+    double share[NVME_PAIRS_MAX];
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < b->n_results && n < NVME_PAIRS_MAX; i++) {
+        const struct nvme_result *r = &b->result[i];
+        if (r->unit == unit && r->n_pairs && r->mode != MEASURE_OPTIMIZER)
+            share[n++] = r->share_of_fio;
+    }
+    e->share_of_fio = nvme_median(share, n);
+}
+
+/* The sweep and the points measured some places twice: how far are they apart? */
+static void collect_spread(const struct nvme_bench *b, uint32_t unit, struct nvme_evidence *e)
+{
+    for (uint32_t i = 0; i < b->n_results; i++)
+        for (uint32_t k = 0; k < b->n_results; k++) {
+            const struct nvme_result *p = &b->result[i], *s = &b->result[k];
+            if (p->unit != unit || s->unit != unit || p->step != NVME_POINT ||
+                s->step != NVME_SWEEP || p->mode != s->mode ||
+                p->block_bytes != s->block_bytes || p->depth != s->depth)
+                continue;
+            double x = p->bytes_per_s, y = s->bytes_per_s;
+            double apart = x > y ? (x - y) / x : y > 0 ? (y - x) / y : 0;
+            if (apart > e->spread) e->spread = apart;
+        }
 }
 
 static void collect_drives(const struct nvme_bench *b, struct nvme_evidence *e)
@@ -350,6 +377,8 @@ void nvme_conclude(struct nvme_bench *b)
     e->uring = strncmp(b->unit[last].backend, "posix", 5) != 0;
     snprintf(e->backend, sizeof e->backend, "%s", b->unit[last].backend);
     collect_best(b, last, e);
+    collect_shares(b, last, e);
+    collect_spread(b, last, e);
     collect_drives(b, e);
     collect_balance(b, e);
     nvme_judge(e, &b->verdict);

@@ -42,6 +42,11 @@ double nvme_step_seconds(double params, const struct nvme_evidence *e)
 
 /* --- what limits ------------------------------------------------------------------------------ */
 
+static bool fio_is_faster(const struct nvme_evidence *e)
+{
+    return e->share_of_fio > 0 && e->share_of_fio < (e->uring ? 0.85 : 0.95);
+}
+
 static enum nvme_limit limit_of(const struct nvme_evidence *e)
 {
     double best = larger(e->best_read, e->read);
@@ -49,9 +54,8 @@ static enum nvme_limit limit_of(const struct nvme_evidence *e)
     if (!(best > 0) && !(e->write > 0)) return LIMIT_UNKNOWN;
     if (e->link > 0 && best >= 0.85 * e->link) return LIMIT_LINK;
     if (e->cpu_share >= 0.9) return LIMIT_CPU;
-    if (e->share_of_fio > 0 && e->share_of_fio < 0.85) return LIMIT_SETTINGS;
-    if (!e->uring && e->share_of_fio > 0 && e->share_of_fio < 0.95) return LIMIT_SETTINGS;
-    if (e->read > 0 && e->read < 0.85 * e->best_read) return LIMIT_SETTINGS;
+    if (fio_is_faster(e)) return LIMIT_SETTINGS;
+    if (e->train_read > 0 && e->train_read < 0.85 * e->best_read) return LIMIT_SETTINGS;
     return LIMIT_DRIVE;
 }
 
@@ -76,12 +80,12 @@ static void say_what(const struct nvme_evidence *e, struct nvme_verdict *v)
         SAY("the processor: %.0f %% of the cores were busy with transfers", 100 * e->cpu_share);
         break;
     case LIMIT_SETTINGS:
-        if (e->share_of_fio > 0 && e->share_of_fio < 0.95)
+        if (fio_is_faster(e))
             SAY("the settings: fio gets more from the same file (ours is %.2f of it) with %s",
                 e->share_of_fio, e->backend);
         else
             SAY("the settings: reads reach %.2f GB/s as `train` does them, %.2f at %s x %u",
-                e->read / 1e9, e->best_read / 1e9,
+                e->train_read / 1e9, e->best_read / 1e9,
                 nvme_size_text(e->best_block, size, sizeof size), e->best_depth);
         break;
     case LIMIT_DRIVE:
@@ -118,7 +122,7 @@ static void advise_limit(const struct nvme_evidence *e, struct nvme_verdict *v)
         if (!e->uring)
             change(v, "allow io_uring (the container's seccomp profile, sysctl "
                       "kernel.io_uring_disabled=0), then `--storage uring`");
-        else if (e->read < 0.85 * e->best_read)
+        else if (!fio_is_faster(e))
             change(v, "`train --chunk %llu` moves larger pieces",
                    (unsigned long long)NVME_CHUNK_ELEMS * 4);
         else
@@ -137,6 +141,10 @@ static void advise_limit(const struct nvme_evidence *e, struct nvme_verdict *v)
 static void advise_rest(const struct nvme_evidence *e, struct nvme_verdict *v)
 {
     if (e->memory) return;
+    if (e->spread > 0.25)
+        change(v, "one point measured twice differed by %.0f %%: other load, or a disk with a "
+                  "budget of bursts; repeat on a quiet machine, with `--pairs 8` for the shares",
+               100 * e->spread);
     if (e->rotational) change(v, "this is a rotating disk: swapped state wants flash");
     if (e->shared_drive && e->n_paths > 1)
         change(v, "some paths share a drive: name one path of each drive");

@@ -496,3 +496,12 @@ void measure_close(struct measure *m)
     exec_close(m->own_ex);
     sys_free(m);
 }
+
+bool measure_file_name(const struct measure *m, uint32_t i, char *buf, size_t buf_bytes)
+{
+    const struct measure_file *f = &m->files[i];
+    if (m->through || f->fd < 0) return false;
+    int n = f->open_as[0] ? snprintf(buf, buf_bytes, "/proc/%d/fd/%d", (int)getpid(), f->fd)
+                          : snprintf(buf, buf_bytes, "%s", f->path);
+    return n > 0 && (size_t)n < buf_bytes;
+}

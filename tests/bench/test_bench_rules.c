@@ -86,7 +86,7 @@ TEST(sweep_bench_01_stops_early_when_nothing_is_gained)
     uint32_t depth;
     double rate;
     sweep_init(&s, 128 * MIB, 16 * MIB);
-    CHECK(run_sweep(&s, flat) == 6); /* two points show it, for each of three blocks */
+    CHECK(run_sweep(&s, flat) == 9); /* three points show it, for each of three blocks */
     CHECK(s.rate[3][0] == 0);
     REQUIRE(sweep_choose(&s, &block, &depth, &rate));
     CHECK(block == 256 * KIB && depth == 1 && rate == 1e9);
@@ -221,7 +221,7 @@ TEST(steady_ben_08_a_rate_that_holds)
 static struct nvme_evidence drive_evidence(void)
 {
     return (struct nvme_evidence){ .read = 3e9, .write = 2e9, .mixed = 2.4e9, .optimizer = 2.5e9,
-                                   .best_read = 3.05e9, .best_write = 2e9, .best_block = MIB,
+                                   .best_read = 3.05e9, .train_read = 3.05e9, .best_write = 2e9, .best_block = MIB,
                                    .best_depth = 16, .sustained = 1.9e9, .sustained_known = true,
                                    .link = 7.88e9, .cpu_share = 0.1, .share_of_fio = 1.0,
                                    .uring = true, .backend = "io_uring", .n_paths = 1 };
@@ -249,7 +249,7 @@ TEST(verdict_ben_02_names_the_limit_and_a_command)
     nvme_judge(&e, &v);
     CHECK(v.limit == LIMIT_CPU && says(&v, "97 %"));
     e = drive_evidence();
-    e.best_read = 6e9;
+    e.best_read = 6e9; /* with larger blocks */
     nvme_judge(&e, &v);
     CHECK(v.limit == LIMIT_SETTINGS && says(&v, "--chunk"));
     e = drive_evidence();
