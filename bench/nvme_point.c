@@ -211,11 +211,9 @@ static double cpu_seconds(void)
            (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) / 1e6;
 }
 
-/* The two directions end at different times, so their rates need not add up to the whole. */
 static double write_part(const struct measure_result *m)
 {
-    double both = m->read_bytes_per_s + m->write_bytes_per_s;
-    return both > 0 ? m->write_bytes_per_s / both : 0;
+    return m->bytes ? 1 - (double)m->read_bytes / (double)m->bytes : 0;
 }
 
 static void add_run(struct nvme_bench *b, struct nvme_result *r, struct sums *s,
@@ -277,7 +275,7 @@ static stk_status run_ours(struct nvme_bench *b, struct measure *m, const struct
     s->cpu_s += cpu_seconds() - cpu;
     s->wall_s += bench_now_s() - wall;
     if (st == STK_OK) {
-        double read = (double)res->bytes * (1 - write_part(res));
+        double read = (double)res->read_bytes;
         double seen = (double)(storage_read_bytes() - before);
         bool drive = b->drive[u->path[0]].device[0] && before > 0;
         if (drive && read > 0 && seen / read < s->from_storage) s->from_storage = seen / read;

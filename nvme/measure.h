@@ -59,8 +59,10 @@ uint64_t measure_percentile(const struct measure_histogram *h, double q);
 struct measure_result {
     double bytes_per_s;             /* reads and writes together (mixed: the sum of the two) */
     double read_bytes_per_s, write_bytes_per_s;
-    double path_bytes_per_s[16];    /* of each path: the balance */
+    double path_bytes_per_s[16];    /* of each path, in the time until its own last completion: the
+                                     * balance. Of several paths the rates above are the sums */
     uint64_t bytes, ns, requests;
+    uint64_t read_bytes;            /* of these bytes; the rest was written */
     struct measure_histogram read, write;
     bool direct;                    /* false: the page cache was between */
     uint64_t verify_failures;
