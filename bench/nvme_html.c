@@ -158,14 +158,14 @@ static void plot_latency(FILE *f, const struct nvme_bench *b, uint32_t unit)
     double y[SVG_SERIES_MAX][4];
     char name[SVG_SERIES_MAX][64], size[32];
     struct svg_plot p = { .title = "Latency", .x_label = "percentile of requests",
-                          .y_label = "us (log)", .log_y = true, .x_tick = ticks, .n_ticks = 4 };
+                          .y_label = "ms (log)", .log_y = true, .x_tick = ticks, .n_ticks = 4 };
     for (uint32_t i = 0; i < b->n_results && p.n_series < 12; i++) {
         const struct nvme_result *r = &b->result[i];
         uint32_t k = p.n_series;
         if (r->unit != unit || r->step > NVME_RANDOM || r->all.max_ns == 0) continue;
         const uint64_t v[] = { r->all.p50_ns, r->all.p95_ns, r->all.p99_ns, r->all.p999_ns };
-        for (int q = 0; q < 4; q++) y[k][q] = v[q] > 1000 ? (double)v[q] / 1e3 : 1;
-        snprintf(name[k], sizeof name[k], "%s%s %s", r->random ? "random " : "",
+        for (int q = 0; q < 4; q++) y[k][q] = v[q] > 1000 ? (double)v[q] / 1e6 : 1e-3;
+        snprintf(name[k], sizeof name[k], "%s%s %s", r->random ? "rand. " : "",
                  nvme_mode_name(r->mode), nvme_size_text(r->block_bytes, size, sizeof size));
         p.series[p.n_series++] = (struct svg_series){ name[k], x, y[k], 4 };
     }

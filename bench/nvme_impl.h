@@ -247,6 +247,9 @@ void nvme_note(struct nvme_bench *b, const char *fmt, ...) __attribute__((format
 /* "1 MiB", "256 KiB" */
 char *nvme_size_text(uint64_t bytes, char *buf, size_t buf_bytes);
 
+/* Virtual disks and loop devices call themselves rotating without being asked. */
+bool nvme_rotates(const struct drive_facts *d);
+
 /* nvme_prepare.c: looks at the paths and says what will be done. Nothing is written. */
 stk_status nvme_prepare(struct nvme_bench *b, struct stk_error *err);
 void nvme_announce(const struct nvme_bench *b);

@@ -66,23 +66,26 @@ static stk_status open_files(struct nvme_bench *b, struct nvme_unit *u, struct m
     return measure_open(&cfg, out, err);
 }
 
-/* How large a file the time allows: a small one says how fast it is written. */
+/* How large a file the time allows: a small one says how fast it is written. On a slow drive that
+ * one stays (*out), else it is closed. */
 static stk_status probe_size(struct nvme_bench *b, struct nvme_unit *u, double budget_s,
-                             struct stk_error *err)
+                             struct measure **out, struct stk_error *err)
 {
     struct measure *m = NULL;
     uint64_t limit = file_limit(b, u), want;
-    u->file_bytes = round_file(b, 32 * MIB < limit ? 32 * MIB : limit);
+    u->file_bytes = round_file(b, 16 * MIB < limit ? 16 * MIB : limit);
     if (u->file_bytes == 0) u->file_bytes = b->o.block_bytes ? b->o.block_bytes : MIB;
     double begin = bench_now_s();
     STK_TRY(open_files(b, u, &m, err));
     double s = bench_now_s() - begin;
-    measure_close(m);
     want = (uint64_t)((double)u->file_bytes / (s > 1e-4 ? s : 1e-4) * 0.08 * budget_s);
-    if (want < 128 * MIB) want = 128 * MIB;
-    if (want > limit) want = limit;
-    want = round_file(b, want);
-    if (want > u->file_bytes) u->file_bytes = want;
+    want = round_file(b, want < limit ? want : limit);
+    if (want > u->file_bytes) {
+        measure_close(m);
+        m = NULL;
+        u->file_bytes = want;
+    }
+    *out = m;
     return STK_OK;
 }
 
@@ -90,6 +93,7 @@ stk_status nvme_unit_open(struct nvme_bench *b, uint32_t unit, double budget_s,
                           struct measure **out, struct stk_error *err)
 {
     struct nvme_unit *u = &b->unit[unit];
+    *out = NULL;
     if (b->o.size_bytes) {
         u->file_bytes = round_file(b, b->o.size_bytes);
     } else if (unit > 0 && unit + 1 == b->n_units) { /* together: the smallest of those alone */
@@ -97,7 +101,8 @@ stk_status nvme_unit_open(struct nvme_bench *b, uint32_t unit, double budget_s,
         for (uint32_t i = 0; i < unit; i++)
             if (b->unit[i].file_bytes < u->file_bytes) u->file_bytes = b->unit[i].file_bytes;
     } else {
-        STK_TRY(probe_size(b, u, budget_s, err));
+        STK_TRY(probe_size(b, u, budget_s, out, err));
+        if (*out) return STK_OK;
     }
     return open_files(b, u, out, err);
 }

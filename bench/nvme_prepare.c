@@ -46,6 +46,11 @@ void nvme_note(struct nvme_bench *b, const char *fmt, ...)
 
 static bool one_point(const struct nvme_bench *b) { return b->o.block_bytes || b->o.depth; }
 
+bool nvme_rotates(const struct drive_facts *d)
+{
+    return d->rotational && strncmp(d->under, "vd", 2) != 0 && strncmp(d->device, "loop", 4) != 0;
+}
+
 /* A loop device keeps what it reads of its file in the page cache unless told not to. */
 static bool loop_is_cached(const struct drive_facts *d)
 {
@@ -202,7 +207,7 @@ static void announce_path(const struct nvme_bench *b, uint32_t i)
            mem_size_format(b->free_bytes[i], size));
     if (d->numa_node >= 0) printf(", NUMA node %d", d->numa_node);
     if (d->link_bytes_per_s > 0) printf(", link %.2f GB/s", d->link_bytes_per_s / 1e9);
-    if (d->rotational && strncmp(d->under, "vd", 2) != 0) printf(", rotating");
+    if (nvme_rotates(d)) printf(", rotating");
     printf("\n");
     if (d->smart)
         printf("           %d C, %u %% of its endurance used, %.1f TB written in its life%s\n",

@@ -11,8 +11,10 @@
 
 enum { WIDTH = 640, HEIGHT = 300, LEFT = 64, RIGHT = 150, TOP = 34, BOTTOM = 46 };
 static const char *const strokes[] = { "#1f4e9c", "#b3261e", "#1b7a3d", "#8a5a00",
-                                       "#6a3d9a", "#00707a", "#555555", "#c2185b" };
-static const char *const dashes[] = { "none", "7 3", "2 3", "9 3 2 3", "12 4", "4 4", "1 4", "6 2" };
+                                       "#6a3d9a", "#00707a", "#555555", "#c2185b",
+                                       "#000000", "#7a7a00", "#3b3b98", "#b06000" };
+static const char *const dashes[] = { "none", "7 3", "2 3", "9 3 2 3", "12 4", "4 4", "1 4", "6 2",
+                                      "3 1", "10 2", "1 2", "5 5" };
 enum { STROKE_N = sizeof strokes / sizeof strokes[0] };
 
 struct axes { double x0, x1, y0, y1; bool log_x, log_y; };
@@ -93,7 +95,8 @@ static struct axes fit(const struct svg_plot *p)
             a.y1 = fmax(a.y1, p->series[k].y[i]);
         }
     a.y1 = fmax(a.y1, p->mark_y) * 1.08;
-    if (a.log_y) a.y0 = pow(10, floor(log10(fmax(a.y0, 1))));
+    if (!a.log_x) a.x0 = fmin(a.x0, 0);
+    if (a.log_y) a.y0 = pow(10, floor(log10(fmax(a.y0, 1e-3))));
     else a.y0 = 0;
     if (!(a.y1 > a.y0)) a.y1 = a.y0 + 1;
     if (p->x_tick) {
@@ -107,7 +110,7 @@ static void tick_y(FILE *f, const struct axes *a, double v)
 {
     char label[32];
     double y = at_y(a, v);
-    snprintf(label, sizeof label, v >= 1e6 ? "%.0e" : "%.4g", v);
+    snprintf(label, sizeof label, "%.4g", v);
     fprintf(f, "<line x1=\"%d\" y1=\"%.1f\" x2=\"%d\" y2=\"%.1f\" stroke=\"#ddd\"/>\n", LEFT, y,
             WIDTH - RIGHT, y);
     text_at(f, LEFT - 6, y + 4, "end", label);
@@ -131,8 +134,12 @@ static void ticks_x(FILE *f, const struct svg_plot *p, const struct axes *a)
     for (uint32_t i = 0; p->x_tick && i < p->n_ticks; i++)
         text_at(f, at_x(a, i), HEIGHT - BOTTOM + 16, "middle", p->x_tick[i]);
     if (p->x_tick) return;
-    for (int i = 0; i <= 4; i++) {
-        double v = a->log_x ? a->x0 * pow(a->x1 / a->x0, i / 4.0) : a->x0 + (a->x1 - a->x0) * i / 4;
+    for (double v = a->x0; a->log_x && v <= a->x1 * 1.001; v *= 2) {
+        snprintf(label, sizeof label, "%.4g", v);
+        text_at(f, at_x(a, v), HEIGHT - BOTTOM + 16, "middle", label);
+    }
+    for (int i = 0; i <= 4 && !a->log_x; i++) {
+        double v = a->x0 + (a->x1 - a->x0) * i / 4;
         snprintf(label, sizeof label, "%.3g", v);
         text_at(f, at_x(a, v), HEIGHT - BOTTOM + 16, "middle", label);
     }

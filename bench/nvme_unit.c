@@ -88,22 +88,18 @@ static uint32_t depth_for(const struct nvme_bench *b, uint32_t unit, uint64_t bl
 static uint32_t list_points(const struct nvme_bench *b, uint32_t unit, struct nvme_point *p)
 {
     uint32_t n = 0;
-    for (int k = 0; k < NVME_MODES; k++) {
-        uint64_t blocks[2] = { b->o.block_bytes ? b->o.block_bytes : MIB, 4 * MIB };
-        int n_blocks = b->o.block_bytes ? 1 : 2;
-        if (!b->mode[modes[k]]) continue;
-        if (modes[k] == MEASURE_OPTIMIZER) {
-            n_blocks = 1;
-            if (!b->o.block_bytes) blocks[0] = NVME_OPT_BYTES;
-        }
-        for (int i = 0; i < n_blocks; i++) {
-            if (blocks[i] > b->unit[unit].file_bytes / 2 && !b->o.block_bytes) continue;
+    for (int i = 0; i < (b->o.block_bytes ? 1 : 2); i++) /* what matters most comes first */
+        for (int k = 0; k < NVME_MODES; k++) {
+            uint64_t block = b->o.block_bytes ? b->o.block_bytes : i ? 4 * MIB : MIB;
+            bool optimizer = modes[k] == MEASURE_OPTIMIZER;
+            if (!b->mode[modes[k]] || (i && optimizer)) continue;
+            if (optimizer && !b->o.block_bytes) block = NVME_OPT_BYTES;
+            if (block > b->unit[unit].file_bytes / 2 && !b->o.block_bytes) continue;
             p[n++] = (struct nvme_point){ .step = NVME_POINT, .mode = modes[k],
-                                          .block_bytes = blocks[i],
-                                          .depth = depth_for(b, unit, blocks[i]),
+                                          .block_bytes = block,
+                                          .depth = depth_for(b, unit, block),
                                           .pairs = (uint32_t)b->o.pairs };
         }
-    }
     return n;
 }
 
@@ -122,7 +118,12 @@ static stk_status run_points(struct nvme_bench *b, uint32_t unit, struct measure
     double fio_s = b->fio.usable ? 0.5 : 0; /* fio's own start and end */
     double each = n ? budget_s / n / (double)b->o.pairs : 0;
     each = clamp((each - fio_s) / (b->fio.usable ? 2 : 1), 0.15, one_point(b) ? 1e6 : 3.0);
+    double until = one_point(b) ? 1e18 : bench_now_s() + 1.3 * budget_s;
     for (uint32_t i = 0; i < n; i++) {
+        if (i > 0 && bench_now_s() > until) {
+            nvme_note(b, "%u of %u points were left out: the time was up (--time)", n - i, n);
+            break;
+        }
         p[i].ramp_s = clamp(each / 6, 0.02, 0.5);
         p[i].run_s = each - p[i].ramp_s;
         /* a block is told apart by its marks only while nobody else writes (BEN-05) */
@@ -332,9 +333,7 @@ static void collect_drives(const struct nvme_bench *b, struct nvme_evidence *e)
             again = again || (d->under[0] && strcmp(b->drive[k].under, d->under) == 0) ||
                     b->drive[k].device_id == d->device_id;
         e->shared_drive = e->shared_drive || again;
-        /* virtual disks and loop devices call themselves rotating without being asked */
-        bool real = strncmp(d->under, "vd", 2) != 0 && strncmp(d->device, "loop", 4) != 0;
-        e->rotational = e->rotational || (real && d->rotational);
+        e->rotational = e->rotational || nvme_rotates(d);
         if (again) continue;
         link_known = link_known && d->link_bytes_per_s > 0;
         left_known = left_known && d->smart && d->endurance_bytes > d->written_bytes;

@@ -263,7 +263,8 @@ HEAD = "/* x.c - nothing. */\n"
 PLANTED = {  # rule: files of which each must be complained about
     "rule_layers": {"base/a.c": HEAD + '#include "engine/plan.h"\n', "nvme/a.c": HEAD + '#include "gpu/device.h"\n',
                     "engine/a.c": HEAD + '#include "trainer/model.h"\n', "trainer/a.c": HEAD + '#include "engine/plan.h"\n',
-                    "gpu/a.c": HEAD + '#include "device.h"\n', "trainer/b.c": HEAD + '#include "nvme/io.h"\n', "trainer/d.c": HEAD + '#include "bench/nvme_impl.h"\n',
+                    "gpu/a.c": HEAD + '#include "device.h"\n', "trainer/b.c": HEAD + '#include "nvme/io.h"\n',
+                    "trainer/d.c": HEAD + '#include "bench/nvme_impl.h"\n',
                     "examples/c/a.c": HEAD + '#include "gpu/ops.h"\n', "formats/a.c": HEAD + '  #  include "../base/sys.h"\n'},
     "rule_private_headers": {"offload/b.c": HEAD + '#include "gpu/device_impl.h"\n'},
     "rule_system_headers": {"engine/b.c": HEAD + "#include <liburing.h>\n", "trainer/c.c": HEAD + "#include <oneapi/dnnl/dnnl.h>\n",
