@@ -124,12 +124,14 @@ static stk_status parse(struct nvme_bench *b, int argc, char **argv, struct stk_
     return check_sizes(b, err);
 }
 
-/* Each path alone, then all together, in equal shares of the time that is left. */
+/* Each path alone, then all together (for twice as long: the verdict is theirs), in shares of the
+ * time that is left. */
 static stk_status measure_units(struct nvme_bench *b, struct stk_error *err)
 {
     double until = b->begin_s + b->time_s;
     for (uint32_t i = 0; i < b->n_units && !nvme_stopped(b); i++) {
-        double budget = (until - bench_now_s()) / (b->n_units - i);
+        bool last = i + 1 == b->n_units;
+        double shares = last ? 1 : b->n_units - i + 1, budget = (until - bench_now_s()) / shares;
         if (budget < 0.5) budget = 0.5;
         nvme_table_head(b, i);
         STK_TRY(nvme_unit_run(b, i, budget, err));
