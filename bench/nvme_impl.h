@@ -270,6 +270,9 @@ struct nvme_point {
 stk_status nvme_point_run(struct nvme_bench *b, uint32_t unit, struct measure *m,
                           const struct nvme_point *p, struct nvme_result **out,
                           struct stk_error *err);
+/* Sets r->valid and r->why from its figures, its unit's drives and the part of its reads that came
+ * from storage (1: all). */
+void nvme_point_judge(const struct nvme_bench *b, struct nvme_result *r, double from_storage);
 /* Bytes that may still be written to each path of the unit. */
 uint64_t nvme_write_left(const struct nvme_bench *b, uint32_t unit);
 

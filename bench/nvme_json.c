@@ -122,11 +122,11 @@ static json_t *result_json(const struct nvme_bench *b, const struct nvme_result 
     return j;
 }
 
-/* A file that is there and no ordinary one (a pipe, /dev/stdout) is written as it is. */
+/* What is there and no ordinary file (a pipe, a link such as /dev/stdout) is written as it is. */
 stk_status nvme_text_write(const char *file, const char *text, struct stk_error *err)
 {
     struct stat st;
-    bool direct = stat(file, &st) == 0 && !S_ISREG(st.st_mode);
+    bool direct = lstat(file, &st) == 0 && !S_ISREG(st.st_mode);
     char *to = direct ? sys_strdup(file) : sys_format("%s.partial", file);
     FILE *f = to ? fopen(to, "we") : NULL;
     bool good = f && fputs(text, f) >= 0 && fputc('\n', f) != EOF;

@@ -156,7 +156,7 @@ static const char *memory_path(const struct nvme_bench *b, const struct nvme_uni
     return NULL;
 }
 
-static void judge(const struct nvme_bench *b, struct nvme_result *r, double from_storage)
+void nvme_point_judge(const struct nvme_bench *b, struct nvme_result *r, double from_storage)
 {
     const struct nvme_unit *u = &b->unit[r->unit];
     const char *in_memory = memory_path(b, u);
@@ -340,7 +340,7 @@ static void finish(struct nvme_bench *b, struct nvme_result *r, struct sums *s, 
     r->fio_bytes_per_s = nvme_median(r->fio, n_fio);
     r->share_of_fio = nvme_median(ratio, n_fio);
     nvme_median_interval(ratio, n_fio, b->o.seed, &r->share_low, &r->share_high);
-    judge(b, r, s->from_storage);
+    nvme_point_judge(b, r, s->from_storage);
 }
 
 static struct nvme_result *new_result(struct nvme_bench *b, uint32_t unit,

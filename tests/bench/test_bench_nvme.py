@@ -89,7 +89,7 @@ def test_ben_04_write_time_includes_the_flush(place):
     assert abs(r["bytes"] / (r["ns"] / 1e9) / r["bytes_per_s"] - 1) < 0.02, r
 
 
-def test_default_sweep(place):
+def test_ben_01_ben_07_default_sweep(place):
     """All phases, in the time that was given (BEN-01: a sweep that ends), and both pages."""
     j, h = os.path.join(place, "a.json"), os.path.join(place, "a.html")
     out, _ = bench(place, "--size", "128MiB", "--time", "4", "--no-fio", "--json", j, "--html", h)
@@ -199,8 +199,8 @@ def test_several_paths(place):
     assert not left(place)
 
 
-def test_sustained(place):
-    """BEN-08, BEN-10: the series is kept, burst and sustained are apart."""
+def test_ben_08_ben_10_sustained(place):
+    """The series is kept; the first samples (burst, warm-up) and the rate that lasts are apart."""
     f = os.path.join(place, "a.json")
     out, _ = bench(place, "--block", "1MiB", "--depth", "8", "--size", "64MiB", "--mode", "write", "--no-fio", "--sustained",
                    "--time", "3", "--json", f)

@@ -216,6 +216,86 @@ TEST(steady_ben_08_a_rate_that_holds)
     CHECK(!sum.reached && sum.burst == 0);
 }
 
+/* BEN-10: what begins slowly is not in the rate that lasts, and is shown apart. */
+TEST(steady_ben_10_warm_up_apart)
+{
+    struct steady_series *s = series();
+    struct steady_summary sum;
+    for (int i = 0; i < 3; i++) push(s, 0.5e9);
+    for (int i = 0; i < 20; i++) push(s, 2e9);
+    steady_summarise(s, &steady_default, &sum);
+    CHECK(sum.reached && !sum.dropped && sum.burst == 0.5e9 && sum.sustained == 2e9);
+}
+
+/* --- may a figure be believed ----------------------------------------------------------------- */
+
+struct judged { struct nvme_bench b; struct nvme_unit unit; struct nvme_result r; };
+
+static const char *judged(struct judged *j, double from_storage)
+{
+    j->b.unit = &j->unit;
+    nvme_point_judge(&j->b, &j->r, from_storage);
+    return j->r.valid ? "valid" : j->r.why;
+}
+
+static struct judged *good_figure(void)
+{
+    static struct judged j;
+    memset(&j, 0, sizeof j);
+    j.b.path[0] = "/drive";
+    j.b.n_paths = j.unit.n_paths = 1;
+    j.b.drive[0].link_bytes_per_s = 3.94e9;
+    snprintf(j.b.drive[0].file_system, sizeof j.b.drive[0].file_system, "ext4");
+    j.r = (struct nvme_result){ .bytes_per_s = 3.2e9, .read_bytes_per_s = 3.2e9, .bytes = 1 << 30,
+                                .direct = true };
+    return &j;
+}
+
+TEST(result_ben_01_more_than_the_link)
+{
+    struct judged *j = good_figure();
+    CHECK(strcmp(judged(j, 1), "valid") == 0);
+    j->r.bytes_per_s = j->r.read_bytes_per_s = 22e9; /* of a drive rated 3.2 */
+    CHECK(strstr(judged(j, 1), "more than the link carries") != NULL);
+    j->b.drive[0].link_bytes_per_s = 0; /* unknown: nothing to compare with */
+    CHECK(strcmp(judged(j, 1), "valid") == 0);
+    j = good_figure(); /* a link carries both directions at once */
+    j->r.bytes_per_s = 6e9;
+    j->r.read_bytes_per_s = j->r.write_bytes_per_s = 3e9;
+    CHECK(strcmp(judged(j, 1), "valid") == 0);
+}
+
+TEST(result_ben_01_two_paths_of_one_drive)
+{
+    struct judged *j = good_figure();
+    j->b.drive[1] = j->b.drive[0];
+    j->b.path[1] = "/drive/b";
+    j->unit.path[1] = 1;
+    j->b.n_paths = j->unit.n_paths = 2;
+    snprintf(j->b.drive[0].under, sizeof j->b.drive[0].under, "nvme0n1");
+    snprintf(j->b.drive[1].under, sizeof j->b.drive[1].under, "nvme1n1");
+    j->r.bytes_per_s = j->r.read_bytes_per_s = 7e9;
+    CHECK(strcmp(judged(j, 1), "valid") == 0);
+    snprintf(j->b.drive[1].under, sizeof j->b.drive[1].under, "nvme0n1");
+    CHECK(strstr(judged(j, 1), "more than the link carries") != NULL);
+}
+
+TEST(result_ben_01_page_cache)
+{
+    struct judged *j = good_figure();
+    CHECK(strstr(judged(j, 0.3), "70 %") != NULL);
+    j->r.direct = false;
+    CHECK(strstr(judged(j, 1), "O_DIRECT") != NULL);
+    j = good_figure();
+    snprintf(j->b.drive[0].file_system, sizeof j->b.drive[0].file_system, "tmpfs");
+    CHECK(strstr(judged(j, 1), "memory, not a drive") != NULL);
+    j = good_figure();
+    j->r.bytes = 0;
+    CHECK(strstr(judged(j, 1), "nothing was moved") != NULL);
+    j->r.verify_failures = 3;
+    CHECK(strstr(judged(j, 1), "3 blocks") != NULL);
+}
+
 /* --- verdict ---------------------------------------------------------------------------------- */
 
 static struct nvme_evidence drive_evidence(void)
