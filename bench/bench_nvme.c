@@ -33,7 +33,7 @@ static const struct opt_row rows[] = {
     { "sustained", OPT_FLAG, AT(sustained),
       .help = "write on past the drive's cache until the rate is steady" },
     { "write-max", OPT_SIZE, AT(write_max_bytes), .min = 1 << 20, .max = 1e18, .arg = "SIZE",
-      .help = "bytes that may be written to each path; default: 48 GiB, with --sustained 400 GiB" },
+      .help = "bytes that may be written to each path; default: 64 GiB, with --sustained 400 GiB" },
     { "verify", OPT_FLAG, AT(verify),
       .help = "every block carries file, offset and pass, and each read checks them" },
     { "no-fio", OPT_FLAG, AT(no_fio), .help = "no fio beside it" },

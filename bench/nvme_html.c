@@ -192,9 +192,18 @@ static void plot_balance(FILE *f, const struct nvme_bench *b)
     double alone[NVME_MODES][NVME_PATHS_MAX], both[NVME_MODES][NVME_PATHS_MAX];
     char name[2 * NVME_MODES][64];
     const char *ticks[NVME_PATHS_MAX];
+    char tail[NVME_PATHS_MAX][32];
     struct svg_plot p = { .title = "Balance: each path alone and among all", .x_label = "path",
                           .y_label = "GB/s", .x_tick = ticks, .n_ticks = b->n_paths };
-    for (uint32_t i = 0; i < b->n_paths; i++) ticks[i] = b->path[i];
+    for (uint32_t i = 0; i < b->n_paths; i++) { /* as much of its end as has room */
+        size_t length = strlen(b->path[i]), most = 60 / b->n_paths > 6 ? 60 / b->n_paths : 6;
+        if (most > 24) most = 24;
+        if (length > most)
+            snprintf(tail[i], sizeof tail[i], "..%s", b->path[i] + length - (most - 2));
+        else
+            snprintf(tail[i], sizeof tail[i], "%s", b->path[i]);
+        ticks[i] = tail[i];
+    }
     for (int k = 0; k < 3; k++) {
         const struct nvme_result *all = nvme_find(b, last, NVME_POINT, (enum measure_mode)k, 1 << 20);
         if (!all) continue;

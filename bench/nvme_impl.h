@@ -264,7 +264,8 @@ struct nvme_point {
     uint64_t block_bytes;
     uint32_t depth;
     double ramp_s, run_s;
-    uint32_t pairs; /* > 0: fio beside it, that often */
+    uint64_t bytes_max; /* to each path; 0: what may still be written */
+    uint32_t pairs;     /* > 0: fio beside it, that often */
 };
 /* Measures and appends a result (NULL in *out: stopped, or nothing may be written any more). */
 stk_status nvme_point_run(struct nvme_bench *b, uint32_t unit, struct measure *m,

@@ -273,7 +273,11 @@ static stk_status run_ours(struct nvme_bench *b, struct measure *m, const struct
     cfg.seed = rng_next(&b->rng);
     cfg.ramp_ns = (uint64_t)(p->ramp_s * 1e9);
     cfg.run_ns = (uint64_t)(p->run_s * 1e9);
-    if (p->mode != MEASURE_READ) cfg.bytes_max = nvme_write_left(b, r->unit) * u->n_paths;
+    if (p->mode != MEASURE_READ) {
+        uint64_t left = nvme_write_left(b, r->unit);
+        if (p->bytes_max && p->bytes_max < left) left = p->bytes_max;
+        cfg.bytes_max = left * u->n_paths;
+    }
     uint64_t before = storage_read_bytes();
     double cpu = cpu_seconds(), wall = bench_now_s();
     stk_status st = measure_run(m, &cfg, res, err);

@@ -189,7 +189,7 @@ stk_status nvme_prepare(struct nvme_bench *b, struct stk_error *err)
     if (!b->o.no_fio) nvme_fio_find(&b->fio);
     make_units(b);
     b->time_s = b->time_given ? b->o.time_s : default_time(b);
-    if (b->o.write_max_bytes == 0) b->o.write_max_bytes = (b->o.sustained ? 400ull : 48ull) << 30;
+    if (b->o.write_max_bytes == 0) b->o.write_max_bytes = (b->o.sustained ? 400ull : 64ull) << 30;
     warn_of_paths(b);
     return STK_OK;
 }

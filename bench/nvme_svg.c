@@ -84,6 +84,23 @@ static void legend(FILE *f, const struct svg_plot *p)
     }
 }
 
+/* Bars come in pairs of one colour, strong and pale. */
+static void bar(FILE *f, double x, double y, double width, double height, uint32_t k)
+{
+    fprintf(f, "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" fill=\"%s\" "
+               "fill-opacity=\"%.2f\" stroke=\"#000\" stroke-width=\"0.5\"/>\n",
+            x, y, width, height, strokes[k / 2 % STROKE_N], k % 2 ? 0.35 : 0.9);
+}
+
+static void legend_bars(FILE *f, const struct svg_plot *p)
+{
+    for (uint32_t k = 0; k < p->n_series; k++) {
+        double y = TOP + 10 + 16.0 * k;
+        bar(f, WIDTH - RIGHT + 14, y - 5, 14, 10, k);
+        text_at(f, WIDTH - RIGHT + 36, y + 4, "start", p->series[k].name);
+    }
+}
+
 static struct axes fit(const struct svg_plot *p)
 {
     struct axes a = { INFINITY, -INFINITY, INFINITY, -INFINITY, p->log_x, p->log_y };
@@ -119,7 +136,10 @@ static void tick_y(FILE *f, const struct axes *a, double v)
 static void ticks_y(FILE *f, const struct axes *a)
 {
     if (a->log_y) {
-        for (double v = a->y0; v <= a->y1; v *= 10) tick_y(f, a, v);
+        static const double parts[] = { 1, 2, 5 };
+        for (double v = a->y0; v <= a->y1; v *= 10)
+            for (int i = 0; i < 3; i++)
+                if (v * parts[i] <= a->y1) tick_y(f, a, v * parts[i]);
         return;
     }
     double raw = a->y1 / 5, unit = pow(10, floor(log10(raw)));
@@ -189,11 +209,9 @@ void svg_bars(FILE *f, const struct svg_plot *p)
         for (uint32_t i = 0; i < p->series[k].n; i++) {
             double x = at_x(&a, i - 0.4 + wide * k), end = at_x(&a, i - 0.4 + wide * (k + 1));
             double y = at_y(&a, p->series[k].y[i]);
-            fprintf(f, "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" fill=\"%s\" "
-                       "fill-opacity=\"%.2f\" stroke=\"#000\" stroke-width=\"0.5\"/>\n",
-                    x, y, end - x, HEIGHT - BOTTOM - y, strokes[k % STROKE_N], k % 2 ? 0.45 : 0.9);
+            bar(f, x, y, end - x, HEIGHT - BOTTOM - y, k);
         }
     mark(f, p, &a);
-    legend(f, p);
+    legend_bars(f, p);
     fputs("</svg></figure>\n", f);
 }

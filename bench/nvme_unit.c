@@ -4,7 +4,9 @@
  * Owns: the order and the shares of the time. Must not know: how a point is measured, how results
  * are shown. Application's thread. A unit's time: file 10 %, sweep 30 %, points with fio beside
  * them 40 %, random places 5 %, writes past the cache 15 %. What the time does not suffice for is
- * left out, never hurried. */
+ * left out, never hurried. Of the bytes that may be written (64 GiB without another wish) a point
+ * of the sweep gets 1/64 and a pattern with fio beside it 1/8, so that fast drives are not worn for
+ * nothing and something is left for every phase. */
 #include "bench/nvme_impl.h"
 #include "bench/bench_impl.h"
 
@@ -28,6 +30,13 @@ static uint64_t in_flight_max(const struct nvme_unit *u)
 
 static bool one_point(const struct nvme_bench *b) { return b->o.block_bytes || b->o.depth; }
 
+/* Bytes to each path that the parts below are made of. */
+static double write_share(const struct nvme_bench *b)
+{
+    double all = (double)b->o.write_max_bytes, most = 64.0 * 1024 * MIB;
+    return (all < most ? all : most) / b->n_units;
+}
+
 /* --- sweep ------------------------------------------------------------------------------------ */
 
 static stk_status sweep_mode(struct nvme_bench *b, uint32_t unit, struct measure *m, int which,
@@ -39,6 +48,7 @@ static stk_status sweep_mode(struct nvme_bench *b, uint32_t unit, struct measure
                             .ramp_s = point_s / 5, .run_s = point_s * 4 / 5 };
     struct nvme_result *r;
     sweep_init(s, in_flight_max(u), u->file_bytes / 4);
+    p.bytes_max = (uint64_t)(write_share(b) / 64);
     while (sweep_next(s, &p.block_bytes, &p.depth) && bench_now_s() < until_s) {
         STK_TRY(nvme_point_run(b, unit, m, &p, &r, err));
         if (!r) break;
@@ -109,6 +119,19 @@ static void show(const struct nvme_bench *b, const struct nvme_result *r)
     fflush(stdout);
 }
 
+/* Seconds of one run, so that a point with all its runs stays within its bytes. */
+static double run_seconds(const struct nvme_bench *b, uint32_t unit, const struct nvme_point *p,
+                          double run_s)
+{
+    double rate = 0, sides = b->fio.usable && p->pairs ? 2 : 1;
+    double part = p->mode == MEASURE_READ ? 0 : p->mode == MEASURE_WRITE ? 1 : 0.5;
+    for (uint32_t i = 0; i <= unit; i++)
+        if (b->unit[i].best_rate[1] > rate) rate = b->unit[i].best_rate[1];
+    double most = write_share(b) / 8 / sides / (double)b->o.pairs;
+    if (one_point(b) || rate * part * run_s <= most) return run_s;
+    return most / (rate * part);
+}
+
 static stk_status run_points(struct nvme_bench *b, uint32_t unit, struct measure *m,
                              double budget_s, struct stk_error *err)
 {
@@ -125,7 +148,7 @@ static stk_status run_points(struct nvme_bench *b, uint32_t unit, struct measure
             break;
         }
         p[i].ramp_s = clamp(each / 6, 0.02, 0.5);
-        p[i].run_s = each - p[i].ramp_s;
+        p[i].run_s = run_seconds(b, unit, &p[i], each - p[i].ramp_s);
         /* a block is told apart by its marks only while nobody else writes (BEN-05) */
         bool fio_writes = p[i].mode != MEASURE_READ && b->o.verify;
         if (fio_writes) p[i].pairs = 0;
@@ -146,7 +169,8 @@ static stk_status run_random(struct nvme_bench *b, uint32_t unit, struct measure
         struct nvme_point p = { .step = NVME_RANDOM, .random = true,
                                 .mode = which ? MEASURE_WRITE : MEASURE_READ, .block_bytes = MIB,
                                 .depth = depth_for(b, unit, MIB), .ramp_s = each / 5,
-                                .run_s = each * 4 / 5 };
+                                .run_s = each * 4 / 5,
+                                .bytes_max = (uint64_t)(write_share(b) / 32) };
         struct nvme_result *r;
         if (!b->mode[p.mode]) continue;
         STK_TRY(nvme_point_run(b, unit, m, &p, &r, err));
@@ -275,6 +299,7 @@ static double rate_of(const struct nvme_bench *b, uint32_t unit, enum measure_mo
 
 static void collect_best(const struct nvme_bench *b, uint32_t unit, struct nvme_evidence *e)
 {
+    const struct nvme_unit *u = &b->unit[unit];
     for (uint32_t i = 0; i < b->n_results; i++) {
         const struct nvme_result *r = &b->result[i];
         if (r->unit != unit || r->random) continue;
@@ -292,6 +317,10 @@ static void collect_best(const struct nvme_bench *b, uint32_t unit, struct nvme_
         e->best_read = r->bytes_per_s;
         e->best_block = r->block_bytes;
         e->best_depth = r->depth;
+    }
+    if (u->best_depth[0] && u->best_rate[0] >= 0.9 * e->best_read) { /* no deeper than needed */
+        e->best_block = u->best_block[0];
+        e->best_depth = u->best_depth[0];
     }
 }
 

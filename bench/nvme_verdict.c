@@ -148,7 +148,7 @@ static void advise_rest(const struct nvme_evidence *e, struct nvme_verdict *v)
     if (e->rotational) change(v, "this is a rotating disk: swapped state wants flash");
     if (e->shared_drive && e->n_paths > 1)
         change(v, "some paths share a drive: name one path of each drive");
-    if (e->n_paths > 1 && e->sum_share > 0 && e->sum_share < 0.95)
+    if (e->n_paths > 1 && !e->shared_drive && e->sum_share > 0 && e->sum_share < 0.95)
         change(v, "together the drives reach %.0f %% of what each does alone: they share a link, "
                   "a controller or too few cores; try fewer paths",
                100 * e->sum_share);
