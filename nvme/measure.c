@@ -4,9 +4,9 @@
  * kind, depth and registration may differ from run to run; what happens on the lane is in
  * measure_lane.c. Application's thread. Knows no tables of results and no other benchmark.
  *
- * A file loses its name once it is open, and is opened again for each run through
- * /proc/self/fd/N: nothing is left behind even by a kill. Where that does not work it keeps its
- * name until measure_close. */
+ * A file has no name (O_TMPFILE), or loses it once it is open, and is opened again for each run
+ * through /proc/self/fd/N: nothing is left behind even by a kill. Where that does not work it keeps
+ * its name until measure_close. */
 #include "nvme/measure_impl.h"
 #include "base/rng.h"
 #include "base/sys.h"
@@ -133,6 +133,24 @@ static stk_status create(const char *folder, uint32_t index, char **path, int *f
     }
 }
 
+/* A file that never has a name, so that a kill at any instant leaves nothing. False: not possible
+ * here. */
+static bool create_nameless(struct measure_file *f)
+{
+    int fd = sys_open(f->path, O_TMPFILE | O_RDWR, 0600);
+    if (fd < 0) return false;
+    snprintf(f->open_as, sizeof f->open_as, "/proc/self/fd/%d", fd);
+    int again = sys_open(f->open_as, O_RDWR, 0);
+    sys_close(again);
+    if (again >= 0) {
+        f->fd = fd;
+        return true;
+    }
+    f->open_as[0] = '\0';
+    sys_close(fd);
+    return false;
+}
+
 /* Takes the file's name away if it can still be opened afterwards. */
 static void make_nameless(struct measure_file *f)
 {
@@ -174,9 +192,11 @@ static stk_status make_file(struct measure *m, uint32_t i, struct stk_error *err
                              "%s: a file of %llu bytes to measure with does not fit, %llu are "
                              "free; free space there or ask for a smaller file",
                              f->path, (ull)m->file_bytes, (ull)room);
-    STK_TRY(create(f->path, i, &f->path, &f->fd, err));
-    f->made = true;
-    make_nameless(f);
+    if (!create_nameless(f)) {
+        STK_TRY(create(f->path, i, &f->path, &f->fd, err));
+        f->made = true;
+        make_nameless(f);
+    }
     int rc = f->fd < 0 ? EIO : sys_fallocate(f->fd, m->file_bytes);
     if (rc == 0) return STK_OK;
     return stk_error_set(err, rc == ENOSPC || rc == EDQUOT ? STK_ERR_NOSPACE : STK_ERR_IO, rc,

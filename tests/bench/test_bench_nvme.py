@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import traceback
 import xml.etree.ElementTree
 
@@ -273,7 +272,7 @@ def test_file_limit(place):
     assert not left(place)
 
 
-def interrupt(place, extra, after):
+def interrupt(place, extra, after, number=signal.SIGINT):
     f = os.path.join(place, "a.json")
     p = subprocess.Popen([STOKER, "bench", "nvme", place, "--size", "64MiB", "--json", f] + extra, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     text = b""
@@ -281,23 +280,22 @@ def interrupt(place, extra, after):
         line = p.stdout.readline()
         assert line, "ended too early: %r" % text
         text += line
-    p.send_signal(signal.SIGINT)
-    begin = time.monotonic()
+    p.send_signal(number)
     out, _ = p.communicate(timeout=LIMIT_S)
-    return p.returncode, (text + out).decode(), time.monotonic() - begin, f
+    return p.returncode, (text + out).decode(), f
 
 
 def test_sigint_prints_what_it_has(place):
-    code, out, took, f = interrupt(place, ["--no-fio", "--block", "1MiB", "--depth", "4", "--time", "8"], b"  read ")
+    code, out, f = interrupt(place, ["--no-fio", "--block", "1MiB", "--depth", "4", "--time", "8"], b"  read ")
     assert code == 130, code
-    assert "stopped early" in out and took < 20, (took, out)
+    assert "stopped early" in out, out
     assert [r["mode"] for r in load(f)][:1] == ["read"]
     assert not left(place)
 
 
 def test_sigint_at_once(place):
-    code, out, took, f = interrupt(place, ["--no-fio", "--time", "60"], b"beside it")
-    assert code == 130 and took < 20, (code, took)
+    code, _, f = interrupt(place, ["--no-fio", "--time", "6000"], b"beside it")
+    assert code == 130, code
     assert isinstance(load(f), list)
     assert not left(place)
 
@@ -305,8 +303,14 @@ def test_sigint_at_once(place):
 def test_sigint_while_fio_runs(place):
     if not shutil.which("fio"):
         raise Skip("fio is not installed")
-    code, _, took, _ = interrupt(place, ["--block", "1MiB", "--depth", "4", "--mode", "read", "--pairs", "8", "--time", "60"], b"pattern")
-    assert code == 130 and took < 20, (code, took)
+    code, _, _ = interrupt(place, ["--block", "1MiB", "--depth", "4", "--mode", "read", "--pairs", "8", "--time", "6000"], b"pattern")
+    assert code == 130, code
+    assert not left(place)
+
+
+def test_kill_leaves_nothing(place):
+    code, _, _ = interrupt(place, ["--no-fio", "--time", "6000"], b"pattern", signal.SIGKILL)
+    assert code == -signal.SIGKILL, code
     assert not left(place)
 
 
