@@ -4,9 +4,9 @@
  * kind, depth and registration may differ from run to run; what happens on the lane is in
  * measure_lane.c. Application's thread. Knows no tables of results and no other benchmark.
  *
- * A file loses its name once it is open, and is opened again for each run through
- * /proc/self/fd/N: nothing is left behind even by a kill. Where that does not work it keeps its
- * name until measure_close. */
+ * A file has no name (O_TMPFILE), or loses it once it is open, and is opened again for each run
+ * through /proc/self/fd/N: nothing is left behind even by a kill. Where that does not work it keeps
+ * its name until measure_close. */
 #include "nvme/measure_impl.h"
 #include "base/rng.h"
 #include "base/sys.h"
@@ -133,6 +133,24 @@ static stk_status create(const char *folder, uint32_t index, char **path, int *f
     }
 }
 
+/* A file that never has a name, so that a kill at any instant leaves nothing. False: not possible
+ * here. */
+static bool create_nameless(struct measure_file *f)
+{
+    int fd = sys_open(f->path, O_TMPFILE | O_RDWR, 0600);
+    if (fd < 0) return false;
+    snprintf(f->open_as, sizeof f->open_as, "/proc/self/fd/%d", fd);
+    int again = sys_open(f->open_as, O_RDWR, 0);
+    sys_close(again);
+    if (again >= 0) {
+        f->fd = fd;
+        return true;
+    }
+    f->open_as[0] = '\0';
+    sys_close(fd);
+    return false;
+}
+
 /* Takes the file's name away if it can still be opened afterwards. */
 static void make_nameless(struct measure_file *f)
 {
@@ -174,9 +192,11 @@ static stk_status make_file(struct measure *m, uint32_t i, struct stk_error *err
                              "%s: a file of %llu bytes to measure with does not fit, %llu are "
                              "free; free space there or ask for a smaller file",
                              f->path, (ull)m->file_bytes, (ull)room);
-    STK_TRY(create(f->path, i, &f->path, &f->fd, err));
-    f->made = true;
-    make_nameless(f);
+    if (!create_nameless(f)) {
+        STK_TRY(create(f->path, i, &f->path, &f->fd, err));
+        f->made = true;
+        make_nameless(f);
+    }
     int rc = f->fd < 0 ? EIO : sys_fallocate(f->fd, m->file_bytes);
     if (rc == 0) return STK_OK;
     return stk_error_set(err, rc == ENOSPC || rc == EDQUOT ? STK_ERR_NOSPACE : STK_ERR_IO, rc,
@@ -328,10 +348,38 @@ static double rate(uint64_t bytes, uint64_t ns)
     return ns ? (double)bytes / (double)ns * 1e9 : 0;
 }
 
+/* Of one direction (0 reads, 1 writes) of one path, in the path's own time. */
+static double path_rate(const struct measure_run *r, uint32_t i, int direction)
+{
+    const struct measure_path *p = &r->path[i];
+    return p->bytes[direction] ? rate(p->bytes[direction], p->last_ns[direction] - r->since_ns) : 0;
+}
+
+/* When time is up each path still has `depth` requests on their way: a slow one needs seconds for
+ * them, in which the fast ones have nothing to do any more. So each path is measured in its own
+ * time, and all together is the sum. Not through the store, where a slot's next extent may lie on
+ * any path and the slow one holds up the others in truth. */
+static void result_of_paths(const struct measure_run *r, struct measure_result *out)
+{
+    out->bytes_per_s = out->read_bytes_per_s = out->write_bytes_per_s = 0;
+    for (uint32_t i = 0; i < r->cfg->n_paths; i++) {
+        const struct measure_path *p = &r->path[i];
+        double reads = path_rate(r, i, 0), writes = path_rate(r, i, 1), both = reads + writes;
+        uint64_t end = p->last_ns[0] > p->last_ns[1] ? p->last_ns[0] : p->last_ns[1];
+        if (r->cfg->mode != MEASURE_MIXED && end > r->since_ns)
+            both = rate(p->bytes[0] + p->bytes[1], end - r->since_ns);
+        out->path_bytes_per_s[i] = both;
+        out->bytes_per_s += both;
+        out->read_bytes_per_s += reads;
+        out->write_bytes_per_s += writes;
+    }
+}
+
 void measure_run_result(const struct measure_run *r)
 {
     struct measure_result *out = r->out;
     out->bytes = r->read_bytes + r->write_bytes;
+    out->read_bytes = r->read_bytes;
     out->ns = r->last_ns - r->since_ns;
     out->bytes_per_s = rate(out->bytes, out->ns);
     if (r->read_bytes)
@@ -343,7 +391,9 @@ void measure_run_result(const struct measure_run *r)
         out->bytes_per_s = out->read_bytes_per_s + out->write_bytes_per_s;
     for (uint32_t i = 0; i < r->cfg->n_paths && out->bytes; i++)
         out->path_bytes_per_s[i] =
-            out->bytes_per_s * ((double)r->path_bytes[i] / (double)out->bytes);
+            out->bytes_per_s *
+            ((double)(r->path[i].bytes[0] + r->path[i].bytes[1]) / (double)out->bytes);
+    if (r->cfg->n_paths > 1 && !r->m->through) result_of_paths(r, out);
     out->direct = io_direct(r->io);
     snprintf(out->backend, sizeof out->backend, "%s", io_describe(r->io));
 }
@@ -495,4 +545,13 @@ void measure_close(struct measure *m)
     sys_munmap(m->buffer, m->buffer_bytes);
     exec_close(m->own_ex);
     sys_free(m);
+}
+
+bool measure_file_name(const struct measure *m, uint32_t i, char *buf, size_t buf_bytes)
+{
+    const struct measure_file *f = &m->files[i];
+    if (m->through || f->fd < 0) return false;
+    int n = f->open_as[0] ? snprintf(buf, buf_bytes, "/proc/%d/fd/%d", (int)getpid(), f->fd)
+                          : snprintf(buf, buf_bytes, "%s", f->path);
+    return n > 0 && (size_t)n < buf_bytes;
 }

@@ -59,8 +59,10 @@ uint64_t measure_percentile(const struct measure_histogram *h, double q);
 struct measure_result {
     double bytes_per_s;             /* reads and writes together (mixed: the sum of the two) */
     double read_bytes_per_s, write_bytes_per_s;
-    double path_bytes_per_s[16];    /* of each path: the balance */
+    double path_bytes_per_s[16];    /* of each path, in the time until its own last completion: the
+                                     * balance. Of several paths the rates above are the sums */
     uint64_t bytes, ns, requests;
+    uint64_t read_bytes;            /* of these bytes; the rest was written */
     struct measure_histogram read, write;
     bool direct;                    /* false: the page cache was between */
     uint64_t verify_failures;
@@ -81,6 +83,10 @@ stk_status measure_open(const struct measure_cfg *cfg, struct measure **out, str
 stk_status measure_run(struct measure *m, const struct measure_cfg *cfg, struct measure_result *out,
                        struct stk_error *err);
 void measure_close(struct measure *m);
+/* A name under which another process (fio) can open the file of path `i` while m is open:
+ * "/proc/<pid>/fd/<n>" for a file that has no name of its own. False: it does not fit, or the disk
+ * is simulated. */
+bool measure_file_name(const struct measure *m, uint32_t i, char *buf, size_t buf_bytes);
 
 /* What a plan must know of one drive: sequential reads, writes and both at once at 1 MiB x 16, in
  * about `budget_ns` (a fifth for the first write, the rest a third each; writes at most

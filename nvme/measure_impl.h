@@ -122,7 +122,11 @@ struct measure_run {
     uint64_t start_ns, since_ns, last_ns, last_read_ns, last_write_ns;
     uint64_t issued_bytes, moved_bytes, filled_blocks;
     bool counting, ending, wrote;
-    uint64_t read_bytes, write_bytes, path_bytes[MEASURE_PATHS_MAX];
+    uint64_t read_bytes, write_bytes;
+    struct measure_path {
+        uint64_t bytes[2], last_ns[2]; /* reads; writes, with their flush */
+        uint32_t live;                 /* slots at work */
+    } path[MEASURE_PATHS_MAX];
     struct measure_result *out;
     stk_status status;
     struct stk_error error;

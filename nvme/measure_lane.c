@@ -58,36 +58,43 @@ static void flush_done(struct io_req *req)
     atomic_fetch_add_explicit(&r->progress, 1, memory_order_relaxed);
     if (req->done_ns > r->last_ns) r->last_ns = req->done_ns;
     if (req->done_ns > r->last_write_ns) r->last_write_ns = req->done_ns;
-    if (--r->flushes_left == 0) exec_event_set(&r->ended);
+    r->path[req - r->flushes].last_ns[1] = req->done_ns;
+    if (--r->flushes_left == 0 && r->live == 0) exec_event_set(&r->ended);
 }
 
-/* The flush belongs to the writes: their time ends with it (BEN-04). Through the store the files
- * are those of its io, which numbers them from 0. */
-static void flush_all(struct measure_run *r)
+static void flush_one(struct measure_run *r, uint32_t i)
 {
-    uint32_t n = r->m->through ? r->m->cfg.n_paths : r->n_targets;
-    r->flushes_left = n;
-    for (uint32_t i = 0; i < n; i++) {
-        struct io_req *req = &r->flushes[i];
-        memset(req, 0, sizeof *req);
-        req->op = IO_FLUSH;
-        req->cls = IO_WRITE_BACK;
-        req->file = r->m->through ? i : r->io_file[i];
-        req->done = flush_done;
-        req->owner = r;
-        struct stk_error why = { 0 };
-        if (io_submit(r->io, req, &why) == STK_OK) continue;
-        measure_lane_error(r, &why);
-        if (--r->flushes_left == 0) exec_event_set(&r->ended);
-    }
+    struct io_req *req = &r->flushes[i];
+    struct stk_error why = { 0 };
+    memset(req, 0, sizeof *req);
+    req->op = IO_FLUSH;
+    req->cls = IO_WRITE_BACK;
+    req->file = r->m->through ? i : r->io_file[i];
+    req->done = flush_done;
+    req->owner = r;
+    r->flushes_left++;
+    if (io_submit(r->io, req, &why) == STK_OK) return;
+    measure_lane_error(r, &why);
+    r->flushes_left--;
 }
 
+/* The flush belongs to the writes: their time ends with it (BEN-04). A file is flushed when its own
+ * requests have ended, whatever other drives still do. Through the store any slot may write to any
+ * file, so all are flushed at the end; they are those of the store's io, which numbers them
+ * from 0. */
 static void slot_rest(struct measure_slot *slot)
 {
     struct measure_run *r = slot->run;
-    if (--r->live > 0) return;
-    if (r->wrote && r->status == STK_OK) flush_all(r);
-    else exec_event_set(&r->ended);
+    struct measure_path *p = &r->path[slot->file];
+    bool through = r->m->through != NULL;
+    r->live--;
+    p->live--;
+    if (r->wrote && r->status == STK_OK) {
+        if (!through && p->live == 0) flush_one(r, slot->file);
+        for (uint32_t i = 0; through && r->live == 0 && i < r->m->cfg.n_paths; i++)
+            flush_one(r, i);
+    }
+    if (r->live == 0 && r->flushes_left == 0) exec_event_set(&r->ended);
 }
 
 static bool asked_to_stop(const struct measure_run *r)
@@ -246,7 +253,10 @@ static void account(struct measure_slot *slot, bool read, uint64_t submit_ns, ui
     r->moved_bytes += n;
     if (!ramp_over(r, done_ns)) return;
     r->last_ns = done_ns;
-    r->path_bytes[r->m->through ? r->m->through->path_of[slot->block] : slot->file] += n;
+    struct measure_path *path =
+        &r->path[r->m->through ? r->m->through->path_of[slot->block] : slot->file];
+    path->bytes[!read] += n;
+    path->last_ns[!read] = done_ns;
     r->out->requests++;
     if (read) {
         r->read_bytes += n;
@@ -288,6 +298,7 @@ void measure_lane_begin(void *arg)
     r->last_read_ns = r->last_write_ns = r->start_ns;
     r->counting = r->cfg->ramp_ns == 0;
     r->live = r->n_slots;
+    for (uint32_t i = 0; i < r->n_slots; i++) r->path[r->slots[i].file].live++;
     if (asked_to_stop(r)) r->ending = true;
     uint32_t n = r->n_slots;
     for (uint32_t i = 0; i < n; i++) slot_next(&r->slots[i]);

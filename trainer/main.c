@@ -1,6 +1,7 @@
 /* trainer/main.c - the program: finds the verb and hands over. Knows nothing about what verbs do.
  */
 #include "trainer/cmd.h"
+#include "bench/bench.h"
 #include "engine/stoker.h"
 
 #include <fcntl.h>
@@ -21,6 +22,7 @@ static const struct verb {
     { "eval", cmd_eval, "mean loss and perplexity of a model over a token file" },
     { "export", cmd_export, "a Hugging Face folder from a checkpoint" },
     { "inspect", cmd_inspect, "what a model, checkpoint, token file or store holds" },
+    { "bench", bench_main, "measure this machine: nvme" },
     { "doctor", cmd_doctor, "what this machine allows, and what to change" },
 };
 enum { VERB_N = sizeof verbs / sizeof verbs[0] };

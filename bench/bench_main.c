@@ -1,0 +1,100 @@
+/* bench/bench_main.c - `stoker bench`: finds the measurement and hands over; what all of them
+ * share.
+ *
+ * Owns: the list of measurements, the form of an error line, the flag that signals set. Must not
+ * know: what is measured. Application's thread; the handler calls nothing that is not
+ * async-signal-safe. */
+#include "bench/bench.h"
+#include "base/sys.h"
+#include "bench/bench_impl.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static const struct bench {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const char *help;
+} benches[] = {
+    { "nvme", bench_nvme, "what drives can do for training: rates, latencies, limits" },
+};
+enum { BENCH_N = sizeof benches / sizeof benches[0] };
+
+static void print_usage(FILE *to)
+{
+    fputs("usage: stoker bench WHAT [options]; stoker bench WHAT --help lists them\n\n", to);
+    for (int i = 0; i < BENCH_N; i++) fprintf(to, "  %-8s  %s\n", benches[i].name, benches[i].help);
+}
+
+int bench_main(int argc, char **argv)
+{
+    if (argc < 1) {
+        print_usage(stderr);
+        return BENCH_USE;
+    }
+    for (int i = 0; i < BENCH_N; i++)
+        if (strcmp(argv[0], benches[i].name) == 0) return benches[i].run(argc - 1, argv + 1);
+    if (strcmp(argv[0], "--help") == 0 || strcmp(argv[0], "-h") == 0) {
+        print_usage(stdout);
+        return BENCH_DONE;
+    }
+    const char *names[BENCH_N];
+    for (int i = 0; i < BENCH_N; i++) names[i] = benches[i].name;
+    const char *near = opts_nearest(argv[0], names, BENCH_N);
+    fprintf(stderr, "stoker: bench %s: there is no such measurement; %s%s\n", argv[0],
+            near ? "did you mean " : "see stoker bench --help", near ? near : "");
+    return BENCH_USE;
+}
+
+int bench_fail(const struct stk_error *err, int code)
+{
+    fflush(stdout);
+    fprintf(stderr, "stoker: %s\n", err->text[0] ? err->text : stk_status_text(err->code));
+    return code;
+}
+
+bool bench_help(int argc, char **argv, const char *usage, const struct opt_row *rows,
+                uint32_t n_rows, const char *more)
+{
+    for (int i = 0; i < argc && strcmp(argv[i], "--") != 0; i++) {
+        if (strcmp(argv[i], "--help") != 0 && strcmp(argv[i], "-h") != 0) continue;
+        char *table = opts_help(rows, n_rows);
+        printf("%s\n\n%s%s", usage, table ? table : "", more);
+        sys_free(table);
+        return true;
+    }
+    return false;
+}
+
+double bench_now_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+static _Atomic bool stop_asked;
+
+static void on_signal(int number)
+{
+    (void)number;
+    static const char first[] = "\nstoker: stopping; a second signal ends at once\n";
+    if (atomic_exchange(&stop_asked, true)) _exit(BENCH_STOPPED);
+    if (write(STDERR_FILENO, first, sizeof first - 1) < 0) return;
+}
+
+const _Atomic bool *bench_signals(void)
+{
+    struct sigaction act;
+    memset(&act, 0, sizeof act);
+    act.sa_handler = on_signal;
+    act.sa_flags = SA_RESTART;
+    sigaction(SIGINT, &act, NULL);
+    sigaction(SIGTERM, &act, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* a write beyond `ulimit -f` fails as one to a full disk */
+    return &stop_asked;
+}
