@@ -205,7 +205,8 @@ static void plot_balance(FILE *f, const struct nvme_bench *b)
         ticks[i] = tail[i];
     }
     for (int k = 0; k < 3; k++) {
-        const struct nvme_result *all = nvme_find(b, last, NVME_POINT, (enum measure_mode)k, 1 << 20);
+        const struct nvme_result *all =
+            nvme_find(b, last, NVME_POINT, (enum measure_mode)k, 1 << 20);
         if (!all) continue;
         for (uint32_t i = 0; i < b->n_paths; i++) {
             const struct nvme_result *one =

@@ -4,7 +4,8 @@
  * UNITS. With one path there is one unit of measurement, the path. With several, each path alone is
  * a unit and all together are the last one; balance and share of the sum compare them.
  *
- * Rates are bytes per second as double; 0 means "not measured". Thread: application's, all of it. */
+ * Rates are bytes per second as double; 0 means "not measured". Thread: application's, for all of
+ * it. */
 #ifndef BENCH_NVME_IMPL_H
 #define BENCH_NVME_IMPL_H
 
@@ -41,8 +42,8 @@ void nvme_median_interval(const double *v, uint32_t n, uint64_t seed, double *lo
 
 #define SWEEP_MAX 8
 /* Block sizes upwards, for each the depths upwards. A block ends when more depth gained less than
- * `gain` twice in a row (once is noise on a shared disk); the sweep ends when two blocks in a row gained less than `gain` over the best of the
- * smaller ones. Points above `in_flight_max` bytes are left out. */
+ * `gain` twice in a row (once is noise on a shared disk); the sweep ends when two blocks in a row
+ * gained less than `gain` over the best of the smaller ones. Points above `in_flight_max` bytes are left out. */
 struct sweep {
     uint64_t block[SWEEP_MAX];
     uint32_t depth[SWEEP_MAX];
@@ -67,8 +68,8 @@ bool sweep_choose(const struct sweep *s, uint64_t *block_bytes, uint32_t *depth,
 /* Steady: over the last `window` samples the largest distance from their mean is at most
  * `deviation` of it, and the least-squares line through them rises or falls by at most `drift` of
  * the mean from end to end. These are the two criteria of fio's steady-state jobs (`bw` and
- * `bw_slope`), asked together as the SNIA solid state performance test specification does (excursion
- * 20 % in all, drift 10 %). */
+ * `bw_slope`), asked together as the SNIA solid state performance test specification does
+ * (excursion 20 % in all, drift 10 %). */
 struct steady_rule { uint32_t window; double deviation, drift; };
 extern const struct steady_rule steady_default;
 bool steady_reached(const double *rate, uint32_t n, const struct steady_rule *rule);
@@ -81,8 +82,8 @@ struct steady_summary {
     bool reached;          /* the last window is steady */
     bool dropped;          /* it is more than 10 % under the burst: a cache was passed */
     double burst, sustained; /* mean of the first 3 samples; of the last window */
-    double cache_bytes;    /* written until the rate stayed under halfway between the two; 0: never */
-    double late_over_early;  /* last tenth of the time over the second tenth (BEN-08); 0: too short */
+    double cache_bytes;      /* written until the rate stayed under halfway between; 0: never */
+    double late_over_early;  /* last tenth of the time over the second (BEN-08); 0: too short */
 };
 void steady_summarise(const struct steady_series *s, const struct steady_rule *rule,
                       struct steady_summary *out);
@@ -156,7 +157,7 @@ struct nvme_evidence {
     uint32_t n_paths;
     double sum_share;                     /* together over the sum of each alone; 0: one path */
     bool shared_drive, rotational;
-    double path_rate[NVME_PATHS_MAX];     /* of each path alone or together: what `train` weighs by */
+    double path_rate[NVME_PATHS_MAX];     /* of each path alone: what `train` weighs by */
     double endurance_bytes;               /* left to be written, sum; 0: unknown */
 };
 
@@ -297,7 +298,7 @@ stk_status nvme_json_write(const struct nvme_bench *b, const char *file, struct 
 stk_status nvme_html_write(const struct nvme_bench *b, const char *file, struct stk_error *err);
 
 
-/* Plots (nvme_svg.c): inline SVG of fixed size, black on white, told apart by dash and label too. */
+/* Plots (nvme_svg.c): inline SVG, on white, told apart by dash and label too. */
 #define SVG_SERIES_MAX 20
 struct svg_series { const char *name; const double *x, *y; uint32_t n; };
 struct svg_plot {

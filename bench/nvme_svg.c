@@ -1,8 +1,8 @@
 /* bench/nvme_svg.c - line and bar plots as inline SVG.
  *
  * Owns: axes, ticks, strokes. Must not know: what is plotted. Application's thread. Well-formed
- * XML; no scripts, fonts or files from elsewhere; series differ by dash as well as by shade, so that
- * a print without colour can be read. */
+ * XML; no scripts, fonts or files from elsewhere; series differ by dash as well as by shade, so
+ * that a print without colour can be read. */
 #include "bench/nvme_impl.h"
 
 #include <math.h>
@@ -60,8 +60,8 @@ static void text_at(FILE *f, double x, double y, const char *anchor, const char 
 
 static void open_svg(FILE *f, const struct svg_plot *p)
 {
-    fprintf(f, "<figure><svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" role=\"img\">"
-               "<title>", WIDTH, HEIGHT);
+    fprintf(f, "<figure><svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" "
+               "role=\"img\"><title>", WIDTH, HEIGHT);
     svg_text(f, p->title);
     fputs("</title>\n", f);
     fprintf(f, "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" fill=\"none\" "
@@ -183,8 +183,8 @@ void svg_lines(FILE *f, const struct svg_plot *p)
     ticks_x(f, p, &a);
     for (uint32_t k = 0; k < p->n_series; k++) {
         const struct svg_series *s = &p->series[k];
-        fprintf(f, "<polyline fill=\"none\" stroke=\"%s\" stroke-width=\"2\" stroke-dasharray=\"%s\" "
-                   "points=\"", strokes[k % STROKE_N], dashes[k % STROKE_N]);
+        fprintf(f, "<polyline fill=\"none\" stroke=\"%s\" stroke-width=\"2\" "
+                   "stroke-dasharray=\"%s\" points=\"", strokes[k % STROKE_N], dashes[k % STROKE_N]);
         for (uint32_t i = 0; i < s->n; i++)
             fprintf(f, "%.1f,%.1f ", at_x(&a, s->x[i]), at_y(&a, s->y[i]));
         fputs("\"/>\n", f);

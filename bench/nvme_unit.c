@@ -186,7 +186,7 @@ static bool steady_enough(const struct nvme_bench *b, const struct steady_series
 {
     struct steady_summary sum;
     if (!steady_reached(s->rate, s->n, &steady_default)) return false;
-    if (b->o.sustained && b->time_given) return false; /* asked for that long: a decay may be slow */
+    if (b->o.sustained && b->time_given) return false; /* a decay may be slow */
     steady_summarise(s, &steady_default, &sum);
     return sum.dropped || past_s > limit_s / 2;
 }

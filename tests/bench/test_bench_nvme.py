@@ -136,7 +136,7 @@ def test_fio_beside_it(place):
     if not shutil.which("fio"):
         raise Skip("fio is not installed")
     f = os.path.join(place, "a.json")
-    bench(place, *PLACE, "--mode", "read,write", "--pairs", "3", "--time", "6", "--json", f)
+    bench(place, *PLACE, "--mode", "read,write", "--pairs", "3", "--time", "4", "--json", f)
     results = load(f)
     check_results(results)
     for r in results:
