@@ -40,7 +40,8 @@ uint64_t sys_alloc_bytes(void);
 void *sys_mmap(uint64_t size_bytes, bool touch);
 void sys_munmap(void *p, uint64_t size_bytes);
 
-/* Files. fd or -1 + errno; O_CLOEXEC is added. sys_read_full/sys_write_full loop over short
+/* Files. fd or -1 + errno; O_CLOEXEC is added. Writing or growing beyond RLIMIT_FSIZE is EFBIG; the
+ * SIGXFSZ that comes with it is kept from the process. sys_read_full/sys_write_full loop over short
  * transfers and EINTR, are split below the kernel's 0x7ffff000 cap, and return the bytes moved
  * (less only at end of file) or -1 + errno. */
 int sys_open(const char *path, int flags, mode_t mode);

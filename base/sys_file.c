@@ -10,10 +10,12 @@
 #include <fcntl.h>
 #include <ftw.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <time.h>
 #include <unistd.h>
 
 /* Below the kernel's cap of 0x7ffff000 bytes a call and a power of two, so that direct I/O stays
@@ -41,10 +43,38 @@ int64_t sys_read_some(int fd, void *buf, uint64_t size_bytes, uint64_t offset_by
     return pread(fd, buf, size_bytes, (off_t)offset_bytes);
 }
 
+/* Beyond RLIMIT_FSIZE the kernel sends SIGXFSZ to the thread that writes, and by default that kills
+ * the process before EFBIG can become a sentence. A library must not choose what signals do, so the
+ * calling thread blocks it for the call and takes away what the call raised. */
+static void hold_size_signal(sigset_t *before)
+{
+    sigset_t one;
+    sigemptyset(&one);
+    sigaddset(&one, SIGXFSZ);
+    pthread_sigmask(SIG_BLOCK, &one, before);
+}
+
+static void release_size_signal(const sigset_t *before, bool raised)
+{
+    if (sigismember(before, SIGXFSZ)) return;
+    int saved = errno;
+    sigset_t one;
+    static const struct timespec at_once;
+    sigemptyset(&one);
+    sigaddset(&one, SIGXFSZ);
+    if (raised) (void)sigtimedwait(&one, NULL, &at_once);
+    pthread_sigmask(SIG_SETMASK, before, NULL);
+    errno = saved;
+}
+
 int64_t sys_write_some(int fd, const void *buf, uint64_t size_bytes, uint64_t offset_bytes)
 {
     if (sys_fault_hit(SYS_WRITE)) return -1;
-    return pwrite(fd, buf, size_bytes, (off_t)offset_bytes);
+    sigset_t before;
+    hold_size_signal(&before);
+    int64_t n = pwrite(fd, buf, size_bytes, (off_t)offset_bytes);
+    release_size_signal(&before, n < 0 && errno == EFBIG);
+    return n;
 }
 
 int64_t sys_read_full(int fd, void *buf, uint64_t size_bytes, uint64_t offset_bytes)
@@ -107,8 +137,11 @@ int sys_fallocate(int fd, uint64_t size_bytes)
     if (size_bytes > INT64_MAX) return EFBIG;
     if (size_bytes == 0) return 0;
     int rc;
+    sigset_t before;
+    hold_size_signal(&before);
     do rc = posix_fallocate(fd, 0, (off_t)size_bytes);
     while (rc == EINTR);
+    release_size_signal(&before, rc == EFBIG);
     return rc;
 }
 

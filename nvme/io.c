@@ -14,6 +14,8 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 enum { REQ_IDLE, REQ_WAITING, REQ_ISSUED, REQ_FINISHED };
 
@@ -51,10 +53,23 @@ static struct io_queue *waiting_queue(struct io *io, const struct io_req *req)
 
 /* --- finishing -------------------------------------------------------------------------------- */
 
+/* io_cfg.protect_writes: the whole pages of a write's buffer cannot be written to on its way. */
+static void set_writable(const struct io *io, const struct io_req *req, bool writable)
+{
+    if (!io->cfg.protect_writes || req->op != IO_WRITE) return;
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)req->buf + page - 1;
+    uintptr_t to = (uintptr_t)req->buf + req->size_bytes;
+    from -= from % page;
+    to -= to % page;
+    if (to > from)
+        (void)mprotect((void *)from, to - from, PROT_READ | (writable ? PROT_WRITE : 0));
+}
+
 static void finish(struct io *io, struct io_req *req)
 {
     req->state = REQ_FINISHED;
     queue_push(&io->finished, req);
+    set_writable(io, req, true);
     struct io_counters *c = &io->count;
     if (req->status == STK_ERR_INTERRUPTED) count_add(&c->cancelled, 1);
     else if (req->status != STK_OK) count_add(&c->errors, 1);
@@ -90,7 +105,28 @@ static void part_start(struct io *io, struct io_part *p)
     p->started = true;
     p->generation++;
     p->drive->kick = true;
-    io->backend->start(io, p);
+    p->drive->backend->start(io, p);
+}
+
+/* The most urgent class that waits; IO_CLASS_N: none. */
+static int first_class(const struct io_drive *d, int writes)
+{
+    int c = 0;
+    while (c < IO_CLASS_N && !d->waiting[c][writes].head) c++;
+    return c;
+}
+
+static void count_start(struct io_drive *d, enum io_op op)
+{
+    if (op == IO_READ) {
+        d->reads_in_flight++;
+        d->reads_ahead = first_class(d, 1) < IO_CLASS_N ? d->reads_ahead + 1 : 0;
+        d->reads_recent = d->depth;
+    } else {
+        d->writes_in_flight++;
+        d->reads_ahead = 0;
+        if (d->reads_recent > 0 && d->reads_in_flight == 0) d->reads_recent--;
+    }
 }
 
 static void issue_one(struct io *io, struct io_drive *d, struct io_req *req)
@@ -108,8 +144,7 @@ static void issue_one(struct io *io, struct io_drive *d, struct io_req *req)
     p->fruitless = 0;
     req->issued_bytes += p->size_bytes;
     req->parts_in_flight++;
-    if (p->op == IO_READ) d->reads_in_flight++;
-    else d->writes_in_flight++;
+    count_start(d, p->op);
     if (req->issued_bytes == req->size_bytes) {
         queue_remove(waiting_queue(io, req), req);
         req->state = REQ_ISSUED;
@@ -118,18 +153,17 @@ static void issue_one(struct io *io, struct io_drive *d, struct io_req *req)
     part_start(io, p);
 }
 
-/* The request whose part goes next. Writes keep to write_depth as long as reads are on this drive:
- * a burst of write-back must not fill every place just before a read that a visit waits for. */
-static struct io_req *choose(struct io *io, struct io_drive *d)
+/* The request whose part goes next: the most urgent class, reads before writes within one. Two rules
+ * stand beside that. Writes keep to write_depth as long as reads are on this drive, or were not long
+ * ago: a burst of write-back must not fill every place just before a read that a visit waits for.
+ * And reads that never end pass a waiting write only IO_READS_PER_WRITE times. */
+static struct io_req *choose(const struct io_drive *d)
 {
-    bool reads = d->reads_in_flight > 0;
-    for (int c = 0; c < IO_CLASS_N; c++) reads |= d->waiting[c][0].head != NULL;
-    bool writes_allowed = !reads || d->writes_in_flight < io->cfg.write_depth;
-    for (int c = 0; c < IO_CLASS_N; c++) {
-        if (d->waiting[c][0].head) return d->waiting[c][0].head;
-        if (d->waiting[c][1].head && writes_allowed) return d->waiting[c][1].head;
-    }
-    return NULL;
+    int r = first_class(d, 0), w = first_class(d, 1);
+    bool reads = r < IO_CLASS_N || d->reads_in_flight > 0 || d->reads_recent > 0;
+    bool write = w < IO_CLASS_N && (!reads || d->writes_in_flight < d->write_depth);
+    if (write && (w < r || d->reads_ahead >= IO_READS_PER_WRITE)) return d->waiting[w][1].head;
+    return r < IO_CLASS_N ? d->waiting[r][0].head : NULL;
 }
 
 static void issue_all(struct io *io)
@@ -139,13 +173,13 @@ static void issue_all(struct io *io)
         struct io_drive *d = &io->drives[i];
         if (!d->open) continue;
         while (d->free_parts) {
-            struct io_req *req = choose(io, d);
+            struct io_req *req = choose(d);
             if (!req) break;
             issue_one(io, d, req);
         }
         if (d->kick) {
             d->kick = false;
-            io->backend->kick(io, d);
+            d->backend->kick(io, d);
         }
     }
 }
@@ -266,6 +300,15 @@ uint32_t io_reap(struct io *io, uint32_t max)
 
 /* --- submit, cancel --------------------------------------------------------------------------- */
 
+stk_status io_check_owner(const struct io *io, struct stk_error *err)
+{
+    if (getpid() == io->owner_pid) return STK_OK;
+    return stk_error_set(err, STK_ERR_STATE, 0,
+                         "transfers were set up by process %d, and this is a child that it forked: "
+                         "open anew here, or leave them to the parent",
+                         io->owner_pid);
+}
+
 static stk_status check_request(const struct io *io, const struct io_req *req,
                                 struct stk_error *err)
 {
@@ -291,6 +334,7 @@ static stk_status check_request(const struct io *io, const struct io_req *req,
 
 stk_status io_submit(struct io *io, struct io_req *req, struct stk_error *err)
 {
+    STK_TRY(io_check_owner(io, err));
     STK_ASSERT(exec_on_lane(io->cfg.lane));
     STK_ASSERT(req->state == REQ_IDLE && req->cls < IO_CLASS_N && req->done);
     STK_TRY(check_request(io, req, err));
@@ -305,6 +349,7 @@ stk_status io_submit(struct io *io, struct io_req *req, struct stk_error *err)
     req->submit_ns = exec_now_ns(io->cfg.ex);
     req->state = REQ_WAITING;
     queue_push(waiting_queue(io, req), req);
+    set_writable(io, req, false);
     uint64_t now = atomic_fetch_add_explicit(&io->in_flight, 1, memory_order_relaxed) + 1;
     if (now == 1) io->busy_since_ns = req->submit_ns;
     if (now > atomic_load_explicit(&io->count.in_flight_max, memory_order_relaxed))
@@ -359,6 +404,7 @@ static void describe_oldest(void *arg)
 
 stk_status io_drain(struct io *io, uint64_t deadline_ns, struct stk_error *err)
 {
+    STK_TRY(io_check_owner(io, err));
     stk_status status = STK_OK;
     for (;;) {
         exec_event_reset(&io->drained);

@@ -19,8 +19,19 @@
  * request above IO_TRANSFER_MAX is split here; the caller sees one completion. At end of file a
  * read that stays short is an error: files here are preallocated.
  *
- * Order: among waiting requests DEMAND reads go first, then PREFETCH, then WRITE_BACK; writes in
- * flight are limited to `write_depth` while reads are waiting. */
+ * Order: among waiting requests DEMAND reads go first, then PREFETCH, then WRITE_BACK. Writes in
+ * flight are limited to `write_depth` while reads are on the drive or were among its last `depth`
+ * parts, so a read finds at most that many writes in front of it; and of the parts that start while
+ * both wait, one in nine is a write, so steady reads starve none.
+ *
+ * Fork: an `io` belongs to the process that opened it. In a child of fork, calls that can return a
+ * status return STK_ERR_STATE, the others do nothing, and the regions given to io_buffer_register
+ * are not there: reading them faults (they are not copied, however large they are).
+ *
+ * Signals: a write beyond RLIMIT_FSIZE fails with EFBIG. The kernel also sends SIGXFSZ to the thread
+ * that writes; lanes block every signal and sys_write_some holds it, so it kills nobody. One case is
+ * left to the application: io_uring with a simulated exec submits on the application's thread, which
+ * must ignore SIGXFSZ then, as the command and Python do. */
 #ifndef NVME_IO_H
 #define NVME_IO_H
 
@@ -66,11 +77,16 @@ struct io_cfg {
     struct exec *ex;
     struct exec_lane *lane;          /* owner of submit and reap */
     struct exec_task *notify;        /* posted to `lane` when there is something to reap */
-    uint32_t depth;                  /* kernel requests in flight per drive; 0: 32 */
-    uint32_t write_depth;            /* of these, writes while reads wait; 0: depth / 2 */
-    uint32_t workers;                /* posix: lanes; 0: 4 */
+    uint32_t depth;                  /* kernel requests in flight per drive; 0: 32. posix: at most two
+                                      * per worker, so that what is urgent overtakes the rest */
+    uint32_t write_depth;            /* of these, writes beside reads; 0: depth / 2 */
+    uint32_t workers;                /* posix: lanes per drive; 0: 4 */
     bool buffered;                   /* never use O_DIRECT (tests, file systems without it) */
     bool no_registration;            /* never register buffers or files */
+    /* debugging (NVM-37): from io_submit until `done` the whole pages of a write's buffer are read-only
+     * (mprotect), so that whoever touches a buffer on its way faults at that place. Buffers must be
+     * readable and writable memory, and each in one write at a time */
+    bool protect_writes;
     const struct io_sim_cfg *sim;    /* IO_SIM: the disk; borrowed until io_close */
 };
 

@@ -18,6 +18,7 @@
 #define ALIGN_MIN 512u
 #define ALIGN_USUAL 4096u
 #define TMPFS_TYPE 0x01021994 /* linux/magic.h */
+#define BTRFS_TYPE 0x9123683e
 
 static uint32_t power_of_two_at_least(uint32_t n, uint32_t least)
 {
@@ -78,12 +79,18 @@ stk_status io_file_open_real(struct io *io, struct io_file *f, struct stk_error 
     }
     if (f->fd < 0) f->fd = sys_open(f->path, O_RDWR, 0);
     if (f->fd < 0)
-        return stk_error_set(err, STK_ERR_IO, errno, "%s: cannot open for reading and writing: %s",
-                             f->path, strerror(errno));
+        return stk_error_set(err, STK_ERR_IO, errno,
+                             "%s: cannot open for reading and writing: %s%s", f->path,
+                             strerror(errno),
+                             errno == EMFILE ? "; raise the limit with ulimit -n" : "");
     struct statfs fs;
-    f->in_memory = fstatfs(f->fd, &fs) == 0 && fs.f_type == TMPFS_TYPE;
+    if (fstatfs(f->fd, &fs) != 0) fs.f_type = 0;
+    f->in_memory = fs.f_type == TMPFS_TYPE;
     if (f->in_memory)
         io_note(io, "swap files on tmpfs are in memory, not on a drive");
+    else if (fs.f_type == BTRFS_TYPE)
+        io_note(io, "Btrfs may buffer direct writes (it does for files with checksums, on newer "
+                    "kernels), so measured rates may be the page cache's");
     else if (!f->direct && !io->cfg.buffered)
         io_note(io, "no O_DIRECT on a swap path, so transfers are buffered and measured rates are "
                     "the page cache's");
@@ -96,19 +103,39 @@ void io_file_close_real(struct io *io, struct io_file *f)
     f->fd = -1;
 }
 
+static void whole_pages(const struct io_region *r, uint8_t **from, uint8_t **to)
+{
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    *from = (uint8_t *)(((uintptr_t)r->base + page - 1) & ~(uintptr_t)(page - 1));
+    *to = (uint8_t *)(((uintptr_t)r->base + r->size_bytes) & ~(uintptr_t)(page - 1));
+}
+
 /* A drive's request holds a bounded number of memory pieces (254 on a virtio disk): with 4 KiB
  * pages a transfer of 4 MiB becomes several, with 2 MiB pages one. Measured once on such a disk:
- * reads 1.45 GB/s with small pages, 2.1 with large ones. */
+ * reads 1.45 GB/s with small pages, 2.1 with large ones.
+ *
+ * A child of fork does not get the region (NVM-35). The kernel copies pinned pages while it forks
+ * (from 5.12 on; before, a transfer under way could land in the child's page): a host program that
+ * starts data loaders by fork would pay for a second copy of every arena. The price: a child that
+ * reads the region faults, as it would after munmap. */
 void io_region_prepare(const struct io_region *r)
 {
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25 /* Linux 6.1: gathers pages that were touched already */
 #endif
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-    uint8_t *from = (uint8_t *)(((uintptr_t)r->base + page - 1) & ~(uintptr_t)(page - 1));
-    uint8_t *to = (uint8_t *)(((uintptr_t)r->base + r->size_bytes) & ~(uintptr_t)(page - 1));
+    uint8_t *from, *to;
+    whole_pages(r, &from, &to);
     if (to <= from) return;
+    (void)madvise(from, (size_t)(to - from), MADV_DONTFORK);
     /* refused: smaller pages, nothing else */
     (void)madvise(from, (size_t)(to - from), MADV_HUGEPAGE);
     (void)madvise(from, (size_t)(to - from), MADV_COLLAPSE);
+}
+
+void io_region_release(const struct io_region *r)
+{
+    uint8_t *from, *to;
+    whole_pages(r, &from, &to);
+    /* the caller may have unmapped it by now: refused */
+    if (to > from) (void)madvise(from, (size_t)(to - from), MADV_DOFORK);
 }

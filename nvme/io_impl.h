@@ -18,6 +18,9 @@
 #define IO_DEPTH_DEFAULT 32
 #define IO_DEPTH_MAX 1024
 #define IO_FRUITLESS_MAX 4 /* tries in a row without progress before a transfer counts as failed */
+/* Where reads and writes of a drive both wait without end, one part in so many is a write: reads keep
+ * their latency, and the write-back that would free their buffers still gets through. */
+#define IO_READS_PER_WRITE 8
 #define IO_NOTES_MAX 8
 #define IO_NOTE_TEXT_MAX 320
 
@@ -54,10 +57,14 @@ struct io_queue { struct io_req *head, *tail; };
 
 struct io_drive {
     bool open;
-    uint32_t index;
+    /* the io's, or posix where io_uring was the io's choice and gives this drive no ring */
+    const struct io_backend *backend;
+    uint32_t index, depth, write_depth;
     struct io_part *parts;   /* depth of them */
     struct io_part *free_parts;
     uint32_t reads_in_flight, writes_in_flight; /* parts */
+    uint32_t reads_ahead;    /* read parts started since the last write part, while a write waited */
+    uint32_t reads_recent;   /* write parts to go until the last read is forgotten */
     struct io_queue waiting[IO_CLASS_N][2]; /* reads; writes and flushes */
     bool kick;               /* parts were started since the last kick */
     void *impl;              /* backend's */
@@ -70,6 +77,8 @@ struct io_backend {
     /* Application's thread. A failure leaves nothing behind. */
     stk_status (*open)(struct io *io, struct stk_error *err);
     void (*close)(struct io *io); /* no io_part_done after it returns */
+    /* the most parts under way that are of use; may be NULL */
+    uint32_t (*depth_max)(const struct io *io);
     stk_status (*drive_open)(struct io *io, struct io_drive *d, struct io_file *first,
                              struct stk_error *err);
     void (*drive_close)(struct io *io, struct io_drive *d);
@@ -99,6 +108,7 @@ struct io {
     void *impl;
     enum io_kind kind;
     uint32_t align;
+    int owner_pid;           /* a child of fork is not the owner */
     bool closing;            /* lane: nothing is started any more */
     bool stopped;            /* application's thread: the backends have ended */
     struct io_file files[IO_FILES_MAX];
@@ -123,6 +133,8 @@ struct io {
     char oldest[320];           /* answer of `ask` */
 };
 
+/* io.c: STK_ERR_STATE in a child of fork. */
+stk_status io_check_owner(const struct io *io, struct stk_error *err);
 /* io.c: sets up the task that starts what waits. */
 void io_pump_init(struct io *io);
 /* Any thread: p->result is set; the part goes back to the lane and the owner is notified. */
@@ -132,8 +144,10 @@ void io_note(struct io *io, const char *fmt, ...) __attribute__((format(printf, 
 /* io_file.c: opens a real file (O_DIRECT if it can be), finds its alignment. */
 stk_status io_file_open_real(struct io *io, struct io_file *f, struct stk_error *err);
 void io_file_close_real(struct io *io, struct io_file *f);
-/* io_file.c: asks for large pages under a region of buffers; content stays. */
+/* io_file.c: asks for large pages under a region of buffers, and that children of fork do not get it;
+ * content stays. `io_region_release`: children get it again. */
 void io_region_prepare(const struct io_region *r);
+void io_region_release(const struct io_region *r);
 /* "O_DIRECT", "buffered" or "O_DIRECT and buffered" over the open files. */
 const char *io_direct_text(const struct io *io);
 

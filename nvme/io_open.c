@@ -11,6 +11,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 void io_note(struct io *io, const char *fmt, ...)
 {
@@ -88,9 +89,8 @@ stk_status io_open(const struct io_cfg *cfg, struct io **out, struct stk_error *
         return stk_error_set(err, STK_ERR_NOMEM, 0,
                              "no memory for the table of transfers (%zu bytes)", sizeof *io);
     io->cfg = *cfg;
+    io->owner_pid = getpid();
     if (io->cfg.depth == 0) io->cfg.depth = IO_DEPTH_DEFAULT;
-    if (io->cfg.write_depth == 0) io->cfg.write_depth = io->cfg.depth / 2;
-    if (io->cfg.write_depth == 0) io->cfg.write_depth = 1;
     if (io->cfg.workers == 0) io->cfg.workers = 4;
     io->align = 512;
     io_pump_init(io);
@@ -126,13 +126,13 @@ static void stop_starting(void *arg)
 
 void io_stop(struct io *io)
 {
-    if (!io || io->stopped) return;
+    if (!io || io->stopped || io_check_owner(io, NULL) != STK_OK) return;
     exec_event_reset(&io->answered);
     exec_task_init(&io->ask, stop_starting, io);
     exec_post(io->cfg.lane, &io->ask);
     exec_event_wait(&io->answered, UINT64_MAX, NULL);
     for (uint32_t i = 0; i < IO_DRIVES_MAX; i++)
-        if (io->drives[i].open) io->backend->drive_close(io, &io->drives[i]);
+        if (io->drives[i].open) io->drives[i].backend->drive_close(io, &io->drives[i]);
     io->backend->close(io);
     io->stopped = true;
 }
@@ -140,6 +140,9 @@ void io_stop(struct io *io)
 void io_close(struct io *io)
 {
     if (!io) return;
+    /* A forked child has copies of descriptors and of a part of the memory, and no threads: nothing
+     * here would work. What it has goes when it ends. */
+    if (io_check_owner(io, NULL) != STK_OK) return;
     /* Backends first: after that nobody posts to the lane but the lane itself. */
     io_stop(io);
     exec_event_reset(&io->answered);
@@ -149,6 +152,8 @@ void io_close(struct io *io)
     for (uint32_t i = 0; i < IO_FILES_MAX; i++)
         if (io->files[i].used) io_file_remove(io, i);
     for (uint32_t i = 0; i < IO_DRIVES_MAX; i++) sys_free(io->drives[i].parts);
+    for (uint32_t i = 0; i < io->n_regions && io->kind != IO_SIM; i++)
+        io_region_release(&io->regions[i]);
     sys_free(io);
 }
 
@@ -170,17 +175,22 @@ uint32_t io_align(const struct io *io) { return io->align; }
 
 /* --- drives and files ------------------------------------------------------------------------- */
 
-static stk_status drive_open(struct io *io, struct io_drive *d, struct io_file *first,
-                             struct stk_error *err)
+/* With this backend; a failure leaves nothing behind. */
+static stk_status drive_open_with(struct io *io, struct io_drive *d,
+                                  const struct io_backend *backend, struct io_file *first,
+                                  struct stk_error *err)
 {
-    if (d->open) return STK_OK;
+    d->backend = backend;
     d->index = (uint32_t)(d - io->drives);
-    d->parts = sys_calloc(io->cfg.depth, sizeof *d->parts);
+    d->depth = io->cfg.depth;
+    if (backend->depth_max && d->depth > backend->depth_max(io)) d->depth = backend->depth_max(io);
+    d->write_depth = io->cfg.write_depth ? io->cfg.write_depth : (d->depth + 1) / 2;
+    d->parts = sys_calloc(d->depth, sizeof *d->parts);
     if (!d->parts)
         return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for %u transfers of drive %u",
-                             io->cfg.depth, d->index);
+                             d->depth, d->index);
     d->free_parts = NULL;
-    for (uint32_t i = io->cfg.depth; i-- > 0;) {
+    for (uint32_t i = d->depth; i-- > 0;) {
         struct io_part *p = &d->parts[i];
         p->io = io;
         p->drive = d;
@@ -188,19 +198,46 @@ static stk_status drive_open(struct io *io, struct io_drive *d, struct io_file *
         p->next = d->free_parts;
         d->free_parts = p;
     }
-    stk_status status = io->backend->drive_open(io, d, first, err);
-    if (status != STK_OK) {
-        sys_free(d->parts);
-        d->parts = d->free_parts = NULL;
+    stk_status status = backend->drive_open(io, d, first, err);
+    d->open = status == STK_OK;
+    if (d->open) return STK_OK;
+    sys_free(d->parts);
+    d->parts = d->free_parts = NULL;
+    d->backend = NULL;
+    return status;
+}
+
+/* The choice of io_open was made with one ring; a second one, or that of another process of this
+ * user, may be one too many (NVM-28). */
+static stk_status drive_open(struct io *io, struct io_drive *d, struct io_file *first,
+                             struct stk_error *err)
+{
+    if (d->open) return STK_OK;
+    if (io->cfg.kind != IO_AUTO || io->kind != IO_URING)
+        return drive_open_with(io, d, io->backend, first, err);
+    struct stk_error why = { 0 };
+    stk_status status = drive_open_with(io, d, &io_backend_uring, first, &why);
+    if (status != STK_ERR_UNSUPPORTED) {
+        if (status != STK_OK) stk_error_forward(err, &why);
         return status;
     }
-    d->open = true;
-    return STK_OK;
+    bool rings = false;
+    for (uint32_t i = 0; i < IO_DRIVES_MAX; i++) rings |= io->drives[i].open;
+    if (!rings) {
+        io->kind = IO_POSIX;
+        io->backend = &io_backend_posix;
+        io_note(io, "%.*s", IO_NOTE_TEXT_MAX - 1, why.text);
+    } else {
+        io_note(io, "drive %u is served by posix threads: %.*s", d->index, IO_NOTE_TEXT_MAX - 64,
+                why.text);
+    }
+    return drive_open_with(io, d, &io_backend_posix, first, err);
 }
 
 stk_status io_file_add(struct io *io, const char *path, uint32_t drive, uint32_t *out_file,
                        struct stk_error *err)
 {
+    STK_TRY(io_check_owner(io, err));
     uint32_t i = 0;
     while (i < IO_FILES_MAX && io->files[i].used) i++;
     if (i == IO_FILES_MAX || drive >= IO_DRIVES_MAX)
@@ -236,6 +273,7 @@ stk_status io_file_add(struct io *io, const char *path, uint32_t drive, uint32_t
 void io_file_remove(struct io *io, uint32_t file)
 {
     STK_ASSERT(file < IO_FILES_MAX && io->files[file].used);
+    if (io_check_owner(io, NULL) != STK_OK) return;
     struct io_file *f = &io->files[file];
     io->backend->file_close(io, f);
     sys_free(f->path);
@@ -244,6 +282,7 @@ void io_file_remove(struct io *io, uint32_t file)
 
 void io_buffer_register(struct io *io, void *base, uint64_t size_bytes)
 {
+    if (io_check_owner(io, NULL) != STK_OK) return;
     if (io->n_regions == IO_REGIONS_MAX) {
         io_note(io, "only the first %d regions of buffers were registered", IO_REGIONS_MAX);
     } else {

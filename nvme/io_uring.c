@@ -49,10 +49,16 @@ static stk_status refuse(struct stk_error *err, int os_errno)
     case ENOMEM:
         getrlimit(RLIMIT_MEMLOCK, &lim);
         return stk_error_set(err, STK_ERR_UNSUPPORTED, os_errno,
-                             "io_uring refused: ENOMEM (RLIMIT_MEMLOCK is %llu KiB, and kernels "
-                             "before 5.12 count rings on it); "
-                             "raise it with ulimit -l",
+                             "io_uring refused: ENOMEM (RLIMIT_MEMLOCK is %llu KiB, and many "
+                             "kernels count the rings of all processes of a user on it); raise it "
+                             "with ulimit -l, to 64 KiB for each ring at least",
                              (unsigned long long)lim.rlim_cur / 1024);
+    case EMFILE: case ENFILE:
+        getrlimit(RLIMIT_NOFILE, &lim);
+        return stk_error_set(err, STK_ERR_UNSUPPORTED, os_errno,
+                             "io_uring refused: too many open files (RLIMIT_NOFILE is %llu); raise "
+                             "it with ulimit -n",
+                             (unsigned long long)lim.rlim_cur);
     default:
         return stk_error_set(err, STK_ERR_UNSUPPORTED, os_errno, "io_uring refused: %s",
                              strerror(os_errno));
@@ -147,6 +153,12 @@ static bool source_idle(void *arg)
 
 /* --- drives and files ------------------------------------------------------------------------- */
 
+/* NULL: none, or the drive is served by another backend. */
+static struct ring *ring_of(const struct io_drive *d)
+{
+    return d->backend == &io_backend_uring ? d->impl : NULL;
+}
+
 static void ring_free(struct ring *r)
 {
     if (r->wake_fd >= 0) sys_close(r->wake_fd);
@@ -159,6 +171,12 @@ static void uring_drive_close(struct io *io, struct io_drive *d)
     struct ring *r = d->impl;
     if (!r) return;
     exec_source_remove(io->cfg.ex, &r->source);
+    /* Forked children hold the ring's descriptor, and with it what is registered: the arenas would
+     * stay pinned until the last of them ends. With transfers under way it would wait for these. */
+    if (atomic_load_explicit(&r->outstanding, memory_order_acquire) == 0) {
+        (void)io_uring_unregister_buffers(&r->uring);
+        (void)io_uring_unregister_files(&r->uring);
+    }
     io_uring_queue_exit(&r->uring);
     ring_free(r);
     d->impl = NULL;
@@ -173,16 +191,17 @@ static stk_status uring_drive_open(struct io *io, struct io_drive *d, struct io_
     r->drive = d;
     r->prepared = sys_calloc(io->cfg.depth, sizeof *r->prepared);
     r->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (!r->prepared || r->wake_fd < 0) {
-        ring_free(r);
-        return stk_error_set(err, STK_ERR_NOMEM, 0,
-                             "no memory, or no file descriptor, for an io_uring's state");
-    }
-    stk_status status = ring_init(io, &r->uring, err);
+    stk_status status = STK_OK;
+    if (!r->prepared)
+        status = stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for an io_uring's state");
+    else if (r->wake_fd < 0) status = refuse(err, errno);
+    else status = ring_init(io, &r->uring, err);
     if (status != STK_OK) {
         ring_free(r);
         return status;
     }
+    /* a child of fork that wrote to the ring's memory would be the end of it (NVM-35) */
+    (void)io_uring_ring_dontfork(&r->uring);
     if (!io->cfg.no_registration) ring_register_setup(r, first);
     for (uint32_t i = 0; i < io->n_regions; i++) ring_register_region(r, &io->regions[i]);
     r->source = (struct exec_source){
@@ -202,12 +221,12 @@ static stk_status uring_drive_open(struct io *io, struct io_drive *d, struct io_
 
 static void uring_file_join(struct io *io, struct io_drive *d, struct io_file *f)
 {
-    ring_register_file(d->impl, f->index, f->fd);
+    if (ring_of(d)) ring_register_file(ring_of(d), f->index, f->fd);
 }
 
 static void uring_file_close(struct io *io, struct io_file *f)
 {
-    struct ring *r = io->drives[f->drive].impl;
+    struct ring *r = ring_of(&io->drives[f->drive]);
     if (r && f->used) ring_register_file(r, f->index, -1);
     io_file_close_real(io, f);
 }
@@ -215,7 +234,7 @@ static void uring_file_close(struct io *io, struct io_file *f)
 static void uring_region_add(struct io *io, const struct io_region *region)
 {
     for (uint32_t i = 0; i < IO_DRIVES_MAX; i++)
-        if (io->drives[i].impl) ring_register_region(io->drives[i].impl, region);
+        if (ring_of(&io->drives[i])) ring_register_region(ring_of(&io->drives[i]), region);
 }
 
 /* --- parts (lane) ----------------------------------------------------------------------------- */
@@ -301,7 +320,7 @@ static void uring_describe(const struct io *io, char *buf, size_t size_bytes)
 {
     bool rings = false, files = true, buffers = true;
     for (uint32_t i = 0; i < IO_DRIVES_MAX; i++) {
-        const struct ring *r = io->drives[i].impl;
+        const struct ring *r = ring_of(&io->drives[i]);
         if (!r) continue;
         rings = true;
         files &= r->fixed_files;

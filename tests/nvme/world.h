@@ -145,6 +145,24 @@ static inline bool uring_allowed(void)
             continue; \
         else
 
+/* 0: passed, 1: failed, 77: cannot be tried here. */
+static inline int in_child(int (*fn)(void))
+{
+    int st;
+    fflush(stdout);
+    pid_t pid = fork();
+    if (pid == 0) _exit(fn());
+    return waitpid(pid, &st, 0) == pid && WIFEXITED(st) ? WEXITSTATUS(st) : 1;
+}
+
+/* An ordinary user with this number (any), so that tests that run beside this one do not share its
+ * limits. */
+static inline bool become_user(uint32_t number)
+{
+    uint32_t id = 20000 + number % 30000;
+    return geteuid() != 0 || (setgid(id) == 0 && setuid(id) == 0);
+}
+
 static inline void fill(uint8_t *buf, uint64_t size_bytes, uint64_t seed)
 {
     uint64_t i = 0;
