@@ -302,7 +302,7 @@ uint32_t io_reap(struct io *io, uint32_t max)
 
 stk_status io_check_owner(const struct io *io, struct stk_error *err)
 {
-    if (getpid() == io->owner_pid) return STK_OK;
+    if (io->owner_mark ? *io->owner_mark : getpid() == io->owner_pid) return STK_OK;
     return stk_error_set(err, STK_ERR_STATE, 0,
                          "transfers were set up by process %d, and this is a child that it forked: "
                          "open anew here, or leave them to the parent",

@@ -80,7 +80,7 @@ struct io_cfg {
     uint32_t depth;                  /* kernel requests in flight per drive; 0: 32. posix: at most two
                                       * per worker, so that what is urgent overtakes the rest */
     uint32_t write_depth;            /* of these, writes beside reads; 0: depth / 2 */
-    uint32_t workers;                /* posix: lanes per drive; 0: 4 */
+    uint32_t workers;                /* posix: lanes per drive; 0: 16 */
     bool buffered;                   /* never use O_DIRECT (tests, file systems without it) */
     bool no_registration;            /* never register buffers or files */
     /* debugging (NVM-37): from io_submit until `done` the whole pages of a write's buffer are read-only

@@ -17,6 +17,7 @@
 #define IO_REGIONS_MAX 64
 #define IO_DEPTH_DEFAULT 32
 #define IO_DEPTH_MAX 1024
+#define IO_WORKERS_DEFAULT 16
 #define IO_FRUITLESS_MAX 4 /* tries in a row without progress before a transfer counts as failed */
 /* Where reads and writes of a drive both wait without end, one part in so many is a write: reads keep
  * their latency, and the write-back that would free their buffers still gets through. */
@@ -108,7 +109,10 @@ struct io {
     void *impl;
     enum io_kind kind;
     uint32_t align;
-    int owner_pid;           /* a child of fork is not the owner */
+    /* A page with a 1 that children of fork see as 0, so that asking costs no system call; NULL on
+     * kernels without it (before 4.14) */
+    const uint8_t *owner_mark;
+    int owner_pid;
     bool closing;            /* lane: nothing is started any more */
     bool stopped;            /* application's thread: the backends have ended */
     struct io_file files[IO_FILES_MAX];

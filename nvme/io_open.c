@@ -11,7 +11,10 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
+
+#define MARK_BYTES 4096u
 
 void io_note(struct io *io, const char *fmt, ...)
 {
@@ -80,6 +83,24 @@ static stk_status open_backend(struct io *io, struct stk_error *err)
     return io->backend->open(io, err);
 }
 
+static void mark_owner(struct io *io)
+{
+    io->owner_pid = getpid();
+    uint8_t *page = sys_mmap(MARK_BYTES, false);
+    if (!page) return;
+    if (madvise(page, MARK_BYTES, MADV_WIPEONFORK) != 0) {
+        sys_munmap(page, MARK_BYTES);
+        return;
+    }
+    *page = 1;
+    io->owner_mark = page;
+}
+
+static void unmark_owner(struct io *io)
+{
+    if (io->owner_mark) sys_munmap((void *)(uintptr_t)io->owner_mark, MARK_BYTES);
+}
+
 stk_status io_open(const struct io_cfg *cfg, struct io **out, struct stk_error *err)
 {
     *out = NULL;
@@ -89,15 +110,16 @@ stk_status io_open(const struct io_cfg *cfg, struct io **out, struct stk_error *
         return stk_error_set(err, STK_ERR_NOMEM, 0,
                              "no memory for the table of transfers (%zu bytes)", sizeof *io);
     io->cfg = *cfg;
-    io->owner_pid = getpid();
+    mark_owner(io);
     if (io->cfg.depth == 0) io->cfg.depth = IO_DEPTH_DEFAULT;
-    if (io->cfg.workers == 0) io->cfg.workers = 4;
+    if (io->cfg.workers == 0) io->cfg.workers = IO_WORKERS_DEFAULT;
     io->align = 512;
     io_pump_init(io);
     exec_event_init(cfg->ex, &io->drained);
     exec_event_init(cfg->ex, &io->answered);
     stk_status status = open_backend(io, err);
     if (status != STK_OK) {
+        unmark_owner(io);
         sys_free(io);
         return status;
     }
@@ -154,6 +176,7 @@ void io_close(struct io *io)
     for (uint32_t i = 0; i < IO_DRIVES_MAX; i++) sys_free(io->drives[i].parts);
     for (uint32_t i = 0; i < io->n_regions && io->kind != IO_SIM; i++)
         io_region_release(&io->regions[i]);
+    unmark_owner(io);
     sys_free(io);
 }
 

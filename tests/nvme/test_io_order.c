@@ -96,7 +96,7 @@ TEST(io_steady_reads_do_not_starve_writes)
 
 /* One demand read at a time, a while after the one before it; as many writes as the io takes. The
  * disk serves one byte after the other at 1 GB/s: a write of 1 MiB takes 1.05 ms. */
-enum { SAMPLES = 1000, FLOOD = 64 };
+enum { SAMPLES = 300, FLOOD = 64 };
 
 struct flood {
     struct world *w;

@@ -237,7 +237,7 @@ static void rings_run_out(uint32_t from, enum exec_kind ex)
     }
     const char *text = io_describe(w.io);
     CHECK(io_kind_of(w.io) == (from <= 2 ? IO_POSIX : IO_URING));
-    CHECK(strstr(text, "ENOMEM") && strstr(text, from <= 2 ? "posix threads (4)" : "drive 2 is "
+    CHECK(strstr(text, "ENOMEM") && strstr(text, from <= 2 ? "posix threads (16)" : "drive 2 is "
                                                                                    "served"));
     printf("# %s\n", text);
     no_ring.from = 0;
