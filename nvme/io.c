@@ -153,10 +153,10 @@ static void issue_one(struct io *io, struct io_drive *d, struct io_req *req)
     part_start(io, p);
 }
 
-/* The request whose part goes next: the most urgent class, reads before writes within one. Two rules
- * stand beside that. Writes keep to write_depth as long as reads are on this drive, or were not long
- * ago: a burst of write-back must not fill every place just before a read that a visit waits for.
- * And reads that never end pass a waiting write only IO_READS_PER_WRITE times. */
+/* The request whose part goes next: the most urgent class, reads before writes within one. Two
+ * rules stand beside that. Writes keep to write_depth as long as reads are on this drive, or
+ * were not long ago: a burst of write-back must not fill every place just before a read that a
+ * visit waits for. And reads that never end pass a waiting write only IO_READS_PER_WRITE times. */
 static struct io_req *choose(const struct io_drive *d)
 {
     int r = first_class(d, 0), w = first_class(d, 1);

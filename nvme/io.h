@@ -5,33 +5,34 @@
  *   posix   lanes that call pread/pwrite, for machines that refuse io_uring (containers do)
  *   sim     an in-memory disk with virtual time and seeded faults (nvme/io_sim.h)
  *
- * Contract (SPDK's): a request that io_submit accepted completes exactly once; a refused one never.
- * Completions run only from io_reap, never from inside io_submit, so no caller is re-entered.
- * `req->done` may submit again.
+ * Contract (SPDK's): a request that io_submit accepted completes exactly once; a refused one
+ * never. Completions run only from io_reap, never from inside io_submit, so no caller is
+ * re-entered. `req->done` may submit again.
  *
- * Thread: one lane owns an `io` (given at io_open): io_submit, io_reap, io_cancel are called on it.
- * When completions arrive the backend posts `notify` to that lane (exec_post: coalesced); the
- * notify task calls io_reap. io_open, io_file_add, io_buffer_register and io_close are called by
- * the application's thread before the lane begins to submit / after io_drain.
+ * Thread: one lane owns an `io` (given at io_open): io_submit, io_reap, io_cancel are called on
+ * it. When completions arrive the backend posts `notify` to that lane (exec_post: coalesced);
+ * the notify task calls io_reap. io_open, io_file_add, io_buffer_register and io_close are
+ * called by the application's thread before the lane begins to submit / after io_drain.
  *
- * Results are read in three branches: error (res < 0), short (0 <= res < want: resubmitted from the
- * last aligned offset, a bounded number of times without progress, counted in stats), complete. A
- * request above IO_TRANSFER_MAX is split here; the caller sees one completion. At end of file a
- * read that stays short is an error: files here are preallocated.
+ * Results are read in three branches: error (res < 0), short (0 <= res < want: resubmitted from
+ * the last aligned offset, a bounded number of times without progress, counted in stats),
+ * complete. A request above IO_TRANSFER_MAX is split here; the caller sees one completion. At
+ * end of file a read that stays short is an error: files here are preallocated.
  *
  * Order: among waiting requests DEMAND reads go first, then PREFETCH, then WRITE_BACK. Writes in
- * flight are limited to `write_depth` while reads are on the drive or were among its last `depth`
- * parts, so a read finds at most that many writes in front of it; and of the parts that start while
- * both wait, one in nine is a write, so steady reads starve none.
+ * flight are limited to `write_depth` while reads are on the drive or were among its last
+ * `depth` parts, so a read finds at most that many writes in front of it; and of the parts that
+ * start while both wait, one in nine is a write, so steady reads starve none.
  *
- * Fork: an `io` belongs to the process that opened it. In a child of fork, calls that can return a
- * status return STK_ERR_STATE, the others do nothing, and the regions given to io_buffer_register
- * are not there: reading them faults (they are not copied, however large they are).
+ * Fork: an `io` belongs to the process that opened it. In a child of fork, calls that can return
+ * a status return STK_ERR_STATE, the others do nothing, and the regions given to
+ * io_buffer_register are not there: reading them faults (they are not copied, however large they
+ * are).
  *
- * Signals: a write beyond RLIMIT_FSIZE fails with EFBIG. The kernel also sends SIGXFSZ to the thread
- * that writes; lanes block every signal and sys_write_some holds it, so it kills nobody. One case is
- * left to the application: io_uring with a simulated exec submits on the application's thread, which
- * must ignore SIGXFSZ then, as the command and Python do. */
+ * Signals: a write beyond RLIMIT_FSIZE fails with EFBIG. The kernel also sends SIGXFSZ to the
+ * thread that writes; lanes block every signal and sys_write_some holds it, so it kills nobody.
+ * One case is left to the application: io_uring with a simulated exec submits on the
+ * application's thread, which must ignore SIGXFSZ then, as the command and Python do. */
 #ifndef NVME_IO_H
 #define NVME_IO_H
 
@@ -77,15 +78,15 @@ struct io_cfg {
     struct exec *ex;
     struct exec_lane *lane;          /* owner of submit and reap */
     struct exec_task *notify;        /* posted to `lane` when there is something to reap */
-    uint32_t depth;                  /* kernel requests in flight per drive; 0: 32. posix: at most two
-                                      * per worker, so that what is urgent overtakes the rest */
+    uint32_t depth;                  /* kernel requests in flight per drive; 0: 32. posix: at most
+                                      * two per worker, so that the urgent overtakes the rest */
     uint32_t write_depth;            /* of these, writes beside reads; 0: depth / 2 */
     uint32_t workers;                /* posix: lanes per drive; 0: 16 */
     bool buffered;                   /* never use O_DIRECT (tests, file systems without it) */
     bool no_registration;            /* never register buffers or files */
-    /* debugging (NVM-37): from io_submit until `done` the whole pages of a write's buffer are read-only
-     * (mprotect), so that whoever touches a buffer on its way faults at that place. Buffers must be
-     * readable and writable memory, and each in one write at a time */
+    /* debugging (NVM-37): from io_submit until `done` the whole pages of a write's buffer are
+     * read-only (mprotect), so that whoever touches a buffer on its way faults at that place.
+     * Buffers must be readable and writable memory, and each in one write at a time */
     bool protect_writes;
     const struct io_sim_cfg *sim;    /* IO_SIM: the disk; borrowed until io_close */
 };

@@ -19,8 +19,8 @@
 #define IO_DEPTH_MAX 1024
 #define IO_WORKERS_DEFAULT 16
 #define IO_FRUITLESS_MAX 4 /* tries in a row without progress before a transfer counts as failed */
-/* Where reads and writes of a drive both wait without end, one part in so many is a write: reads keep
- * their latency, and the write-back that would free their buffers still gets through. */
+/* Where reads and writes of a drive both wait without end, one part in so many is a write: reads
+ * keep their latency, and the write-back that would free their buffers still gets through. */
 #define IO_READS_PER_WRITE 8
 #define IO_NOTES_MAX 8
 #define IO_NOTE_TEXT_MAX 320
@@ -64,7 +64,7 @@ struct io_drive {
     struct io_part *parts;   /* depth of them */
     struct io_part *free_parts;
     uint32_t reads_in_flight, writes_in_flight; /* parts */
-    uint32_t reads_ahead;    /* read parts started since the last write part, while a write waited */
+    uint32_t reads_ahead;    /* read parts started since the last write part while one waited */
     uint32_t reads_recent;   /* write parts to go until the last read is forgotten */
     struct io_queue waiting[IO_CLASS_N][2]; /* reads; writes and flushes */
     bool kick;               /* parts were started since the last kick */
@@ -148,8 +148,8 @@ void io_note(struct io *io, const char *fmt, ...) __attribute__((format(printf, 
 /* io_file.c: opens a real file (O_DIRECT if it can be), finds its alignment. */
 stk_status io_file_open_real(struct io *io, struct io_file *f, struct stk_error *err);
 void io_file_close_real(struct io *io, struct io_file *f);
-/* io_file.c: asks for large pages under a region of buffers, and that children of fork do not get it;
- * content stays. `io_region_release`: children get it again. */
+/* io_file.c: asks for large pages under a region of buffers, and that children of fork do not
+ * get it; content stays. `io_region_release`: children get it again. */
 void io_region_prepare(const struct io_region *r);
 void io_region_release(const struct io_region *r);
 /* "O_DIRECT", "buffered" or "O_DIRECT and buffered" over the open files. */

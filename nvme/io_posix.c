@@ -1,16 +1,17 @@
 /* nvme/io_posix.c - the backend for machines that refuse io_uring: lanes that call pread and
  * pwrite.
  *
- * Each drive has workers of its own, so that a slow drive does not keep those of a fast one. They
- * share the drive's queue of started parts: the io's lane is its one writer, and whoever is free
- * takes the oldest, so no part waits behind a long one while a worker rests. A worker moves one part
- * in one task. Sixteen of them by default: a thread has one request on the drive, and a drive wants
- * many (measured on a busy virtual disk against io_uring at depth 32, requests of 1 and 4 MiB: 4
- * workers moved 0.3 to 0.5 of its bytes, 8 0.5 to 0.9, 16 0.7 to 0.9). With simulated execution the workers are simulated lanes and the calls are real.
+ * Each drive has workers of its own, so that a slow drive does not keep those of a fast one.
+ * They share the drive's queue of started parts: the io's lane is its one writer, and whoever is
+ * free takes the oldest, so no part waits behind a long one while a worker rests. A worker moves
+ * one part in one task. Sixteen of them by default: a thread has one request on the drive, and a
+ * drive wants many (measured on a busy virtual disk against io_uring at depth 32, requests of 1
+ * and 4 MiB: 4 workers moved 0.3 to 0.5 of its bytes, 8 0.5 to 0.9, 16 0.7 to 0.9). With
+ * simulated execution the workers are simulated lanes and the calls are real.
  *
- * How a worker goes to rest without missing a part: it says so (`resting`), then looks at the queue
- * once more; the lane puts the part in, then looks for who rests. Both orders are sequentially
- * consistent, so at least one of the two sees the other. */
+ * How a worker goes to rest without missing a part: it says so (`resting`), then looks at the
+ * queue once more; the lane puts the part in, then looks for who rests. Both orders are
+ * sequentially consistent, so at least one of the two sees the other. */
 #include "nvme/io_impl.h"
 #include "base/sys.h"
 

@@ -1,25 +1,24 @@
 /* nvme/io_uring.c - the io_uring backend: one ring per drive, submitted in batches, completed
  * through an exec source.
  *
- * Owns the rings. `start` writes a submission entry, `kick` hands all of them over with one system
- * call. There are never more parts under way than `depth` (io.c), the submission queue has at least
- * that many places and the completion queue twice as many, so neither can overflow. A completion
- * carries slot and generation of its part: an unknown one is a programmer error.
+ * Owns the rings. `start` writes a submission entry, `kick` hands all of them over with one
+ * system call. There are never more parts under way than `depth` (io.c), the submission queue
+ * has at least that many places and the completion queue twice as many, so neither can overflow.
+ * A completion carries slot and generation of its part: an unknown one is a programmer error.
  *
- * OPTIONS OF THE RING: none of those that trade safety or a core for speed. The lane submits and a
- * thread of its own waits, and requests are large; each was tried with this structure on a virtual
- * disk, 4 KiB and 1 MiB reads at depth 32, in alternating pairs:
- *   COOP_TASKRUN   4 KiB: 0.84 of the rate (median of 12 pairs; noise 0.3 to 1.7), 1.08 of the CPU time
- *                  per request; 1 MiB: no difference. Completions then appear only when the lane next
- *                  enters the kernel: nothing gained, and latency lost behind a long task.
- *   DEFER_TASKRUN, SINGLE_ISSUER   one task must submit, register and reap. Here registration is the
- *                  application's thread's, submission the lane's, reaping the source's: EEXIST. What
- *                  they would save, a wake of the lane, is under 1 us of the 500 a MiB takes.
- *   SQPOLL         a kernel thread spins on a core that compute needs (2.4 ms of CPU per 1 MiB request
- *                  instead of 0.1), to save one system call per batch of about 20.
- *   IOPOLL         EOPNOTSUPP unless the driver was loaded with polling queues, never for buffered
- *                  files, and it refuses fsync, which durable steps need.
- * A registered ring descriptor belongs to one thread as well, for 50 ns a call. */
+ * OPTIONS OF THE RING: none of these. The lane submits, a thread of its own waits, and requests are
+ * large: a 1 MiB read costs 6 us of CPU time in all, so there is little to save. Tried with this
+ * structure on a busy virtual disk at depth 32:
+ *   COOP_TASKRUN   4 KiB: 0.84 of the rate (median of 12 alternating pairs, which scatter from 0.3
+ *                  to 1.7) and 1.08 of the CPU time per request; 1 MiB: no difference. Completions
+ *                  then wait until the lane next enters the kernel, behind a long task for instance.
+ *   SINGLE_ISSUER, DEFER_TASKRUN   one thread must register, submit and reap; here these are three
+ *                  (the application's, the lane, the source's): EEXIST.
+ *   SQPOLL         a kernel thread spins on a core that compute needs (2.4 ms of CPU time per 1 MiB
+ *                  request instead of 0.1), to save one system call per batch of about 20.
+ *   IOPOLL         EOPNOTSUPP unless the driver was loaded with polling queues; never for buffered
+ *                  files; and it refuses fsync, which durable steps need.
+ * A registered ring descriptor is one thread's as well, and would save 50 ns a batch. */
 #include "nvme/io_uring_impl.h"
 #include "base/sys.h"
 

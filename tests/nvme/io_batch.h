@@ -33,7 +33,8 @@ static inline void batch_submit(void *arg)
     if (io_in_flight(b->w->io) > 0 && b->done) b->refused = STK_ERR_STATE;
 }
 
-static inline stk_status run_batch(struct world *w, struct io_req *reqs, uint32_t n, struct stk_error *err)
+static inline stk_status run_batch(struct world *w, struct io_req *reqs, uint32_t n,
+                                   struct stk_error *err)
 {
     struct batch b = { .w = w, .reqs = reqs, .n = n };
     world_run(w, batch_submit, &b);

@@ -201,8 +201,8 @@ TEST(io_writes_are_throttled_while_reads_wait)
     struct batch b = { .w = &w, .reqs = reqs, .n = 40 };
     world_run(&w, batch_submit, &b);
     CHECK_OK(io_drain(w.io, UINT64_MAX, &err), &err);
-    /* 8 reads; 1 write, 7 reads; 1 read, 1 write, 4 reads and room for 1 write more, since 2 are the
-     * limit; then 2 writes a time, until 8 have passed without a read; then 8 */
+    /* 8 reads; 1 write, 7 reads; 1 read, 1 write, 4 reads and room for 1 write more, since 2 are
+     * the limit; then 2 writes a time, until 8 have passed without a read; then 8 */
     for (uint32_t i = 20; i < 40; i++) CHECK(reqs[i].done_ns <= 3000);
     uint32_t early = 0;
     for (uint32_t i = 0; i < 20; i++) early += reqs[i].done_ns <= 3000;

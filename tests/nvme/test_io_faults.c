@@ -1,7 +1,7 @@
-/* tests/nvme/test_io_faults.c - what can befall files under an io, for real: cut short, removed, out
- * of reach, too large, no room, odd sectors; and buffers that are touched, missing or forked. Each
- * ends in the right bytes or in an error of that one request, and the io goes on. Limits and mounts
- * are made in a child, mounts in a namespace of its own. */
+/* tests/nvme/test_io_faults.c - what can befall files under an io, for real: cut short, removed,
+ * out of reach, too large, no room, odd sectors; and buffers that are touched, missing or
+ * forked. Each ends in the right bytes or in an error of that one request, and the io goes on.
+ * Limits and mounts are made in a child, mounts in a namespace of its own. */
 #include "tests/nvme/io_batch.h"
 
 #include <dirent.h>
@@ -145,8 +145,8 @@ TEST(io_permission_withdrawn)
 
 /* --- limits ----------------------------------------------------------------------------------- */
 
-/* A small file-size limit and SIGXFSZ at its default, which would kill. (io_uring on the application's
- * thread has to be told; see io.h.) */
+/* A small file-size limit and SIGXFSZ at its default, which would kill. (io_uring on the
+ * application's thread has to be told; see io.h.) */
 static int small_file_size(enum io_kind io, enum exec_kind ex)
 {
     struct bed b = { 0 };
@@ -243,7 +243,8 @@ static bool own_mounts(void)
            mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0;
 }
 
-/* More is asked for than there is: the write that finds no room says so, what was written is there. */
+/* More is asked for than there is: the write that finds no room says so, what was written is
+ * there. */
 static int no_room(struct world *w, enum io_kind io)
 {
     struct bed b = { .w = *w };

@@ -1,6 +1,6 @@
-/* tests/nvme/test_io_order.c - what may overtake what, on the simulated disk in virtual time: reads
- * keep their latency beside write-back, writes get through beside reads without end, and a buffer is
- * the consumer's until the consumer gives it back. */
+/* tests/nvme/test_io_order.c - what may overtake what, on the simulated disk in virtual time:
+ * reads keep their latency beside write-back, writes get through beside reads without end, and a
+ * buffer is the consumer's until the consumer gives it back. */
 #include "tests/nvme/io_batch.h"
 #include "nvme/io_impl.h"
 
@@ -224,7 +224,7 @@ TEST(io_reads_keep_their_latency_beside_write_back)
     }
 }
 
-/* --- NVM-38: a buffer belongs to its consumer until it gives it back --------------------------- */
+/* --- NVM-38: a buffer belongs to its consumer until it gives it back -------------------------- */
 
 enum { SLOTS = 8, TENSORS = 2000, TENSOR_BYTES = 8192 };
 

@@ -283,8 +283,9 @@ TEST(io_nvm_26_memlock)
     CHECK(rc == 0);
 }
 
-/* NVM-28: as many ranks of one user, each with its ring at the same time. Kernels that count rings on
- * the user's locked memory have too little for all: the rest goes on without, and says why. */
+/* NVM-28: as many ranks of one user, each with its ring at the same time. Kernels that count
+ * rings on the user's locked memory have too little for all: the rest goes on without, and says
+ * why. */
 static int rank(uint32_t user)
 {
     struct rlimit lim = { 64 << 10, 64 << 10 };

@@ -203,8 +203,9 @@ TEST(uring_nvm_34_unknown_tag_is_fatal)
     }
 }
 
-/* NVM-28: io_open's trial ring is given, and then none for the first drive, the second or the third:
- * these are served by posix threads, the others keep their rings, and the reason is there once. */
+/* NVM-28: io_open's trial ring is given, and then none for the first drive, the second or the
+ * third: these are served by posix threads, the others keep their rings, and the reason is there
+ * once. */
 static void rings_run_out(uint32_t from, enum exec_kind ex)
 {
     enum { DRIVES = 3 };
@@ -256,8 +257,8 @@ TEST(uring_nvm_28_drives_without_a_ring)
 
 /* --- the completion queue --------------------------------------------------------------------- */
 
-/* NVM-32: many small requests through a ring of 64 and a slow reaper: each completes once, and what is
- * under way never exceeds the completion queue, so that it cannot overflow. */
+/* NVM-32: many small requests through a ring of 64 and a slow reaper: each completes once, and
+ * what is under way never exceeds the completion queue, so that it cannot overflow. */
 enum { CROWD = 512 };
 
 struct rush {
@@ -347,8 +348,8 @@ TEST(uring_nvm_32_many_small_requests)
     rush(EXEC_SIM, true, n);
 }
 
-/* The queue is filled behind the io's back, so that the completions of its requests overflow into the
- * kernel's list; room is made, and all of them arrive. */
+/* The queue is filled behind the io's back, so that the completions of its requests overflow
+ * into the kernel's list; room is made, and all of them arrive. */
 enum { SMALL_DEPTH = 8 };
 
 struct flooded { struct world *w; struct batch batch; uint32_t stuffed; bool flag; };
