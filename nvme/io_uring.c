@@ -11,7 +11,7 @@
  * structure on a busy virtual disk at depth 32:
  *   COOP_TASKRUN   4 KiB: 0.84 of the rate (median of 12 alternating pairs, which scatter from 0.3
  *                  to 1.7) and 1.08 of the CPU time per request; 1 MiB: no difference. Completions
- *                  then wait until the lane next enters the kernel, behind a long task for instance.
+ *                  then wait until the lane next enters the kernel, behind a long task perhaps.
  *   SINGLE_ISSUER, DEFER_TASKRUN   one thread must register, submit and reap; here these are three
  *                  (the application's, the lane, the source's): EEXIST.
  *   SQPOLL         a kernel thread spins on a core that compute needs (2.4 ms of CPU time per 1 MiB

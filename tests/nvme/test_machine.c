@@ -10,6 +10,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 
 #define MIB (1024u * 1024u)
 
@@ -62,6 +63,18 @@ int64_t __wrap_sys_read_full(int fd, void *buf, uint64_t size_bytes, uint64_t of
     int64_t n = __real_sys_read_full(fd, buf, size_bytes, offset_bytes);
     if (script.damage_full_read && n > 5000) ((uint8_t *)buf)[5000] ^= 1;
     return n;
+}
+
+/* What the file system says it is; 0: the truth. */
+static long file_system_type;
+int __real_fstatfs64(int fd, struct statfs *fs);
+int __wrap_fstatfs64(int fd, struct statfs *fs);
+
+int __wrap_fstatfs64(int fd, struct statfs *fs)
+{
+    int rc = __real_fstatfs64(fd, fs);
+    if (file_system_type) fs->f_type = file_system_type;
+    return rc;
 }
 
 /* One extent is put and got; results are cut as scripted from the transfer's first call on. */
@@ -141,6 +154,24 @@ TEST(io_nvm_14_no_call_above_the_limit)
     store_close(s);
     world_close(&w);
     sys_munmap(buf, 41 * MIB);
+}
+
+/* NVM-37: Btrfs may turn direct writes into buffered ones; the run's header says so. */
+TEST(io_nvm_37_btrfs_is_named)
+{
+    for (int kind = 0; kind < 2; kind++) {
+        struct world w = { 0 };
+        struct stk_error err = { 0 };
+        uint32_t file;
+        CHECK_OK(world_open(&w, kind ? IO_AUTO : IO_POSIX, EXEC_THREADS, 1, &err), &err);
+        CHECK_OK(world_file(&w, "a", MIB, 0, &file, &err), &err);
+        CHECK(!strstr(io_describe(w.io), "Btrfs"));
+        file_system_type = 0x9123683e;
+        CHECK_OK(world_file(&w, "b", MIB, 0, &file, &err), &err);
+        file_system_type = 0;
+        CHECK(strstr(io_describe(w.io), "Btrfs may buffer direct writes"));
+        world_close(&w);
+    }
 }
 
 /* --- in a child ------------------------------------------------------------------------------- */
