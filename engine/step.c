@@ -46,10 +46,11 @@ stk_status stk_step_begin(stk_engine *e, const stk_step *s)
     if (!isfinite(s->lr) || s->lr < 0)
         return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
                              "lr %g must be a finite number, 0 or above", s->lr);
-    STK_TRY(state_flush_staged(e));
+    reset_accounting(e);
+    STK_TRY(state_flush_staged(e)); /* what was filled before the first step */
+    e->exposed.nvme_ns = exec_now_ns(e->ex) - e->step_begin_ns;
     e->lr = s->lr;
     e->begun++;
-    reset_accounting(e);
     e->state = ENG_STEP;
     if (e->cfg.own_order) {
         stk_status st = own_step_begin(e);
