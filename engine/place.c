@@ -204,6 +204,16 @@ static uint64_t largest_update_slot(const stk_engine *e)
     return most;
 }
 
+/* The norm separates backward, in which a drive has little to do, from the update, which is all
+ * transfers. What this arena holds is read before the norm and written after the update: so much of
+ * a step's transfers moves from where the step waits for them to where it does not. */
+static uint64_t update_room(const stk_engine *e)
+{
+    if (e->cfg.nvme_buffer) return e->cfg.nvme_buffer;
+    if (e->cfg.durable && e->cfg.host_memory) return UINT64_MAX;
+    return 8 * largest_update_slot(e);
+}
+
 /* What each arena would like beyond the least: room to work ahead, bounded. */
 static void desire(stk_engine *e, const struct plan_input *in, const uint64_t *least,
                    const uint64_t *useful, uint64_t *want)
@@ -221,7 +231,7 @@ static void desire(stk_engine *e, const struct plan_input *in, const uint64_t *l
         want[PLAN_ARENA_PARAM] = least[PLAN_ARENA_PARAM] + in->prefetch * round_page(block);
     if (least[PLAN_ARENA_ACC] && !e->cfg.own_order)
         want[PLAN_ARENA_ACC] = least[PLAN_ARENA_ACC] + acc;
-    if (least[PLAN_ARENA_UPDATE]) want[PLAN_ARENA_UPDATE] = 8 * largest_update_slot(e);
+    if (least[PLAN_ARENA_UPDATE]) want[PLAN_ARENA_UPDATE] = update_room(e);
     if (least[PLAN_ARENA_BOUNCE]) want[PLAN_ARENA_BOUNCE] = 8 * round_page(chunk);
     if (least[PLAN_ARENA_GRAD]) want[PLAN_ARENA_GRAD] = 8 * round_page(chunk);
     if (least[PLAN_ARENA_CAST]) want[PLAN_ARENA_CAST] = 4 * round_page(chunk);
@@ -253,13 +263,15 @@ static stk_status grow(stk_engine *e, struct eng_placement *pl, const uint64_t *
 {
     static const uint8_t order[] = { PLAN_ARENA_UPDATE, PLAN_ARENA_BOUNCE, PLAN_ARENA_GRAD,
                                      PLAN_ARENA_CAST,   PLAN_ARENA_PARAM,  PLAN_ARENA_ACC,
-                                     PLAN_ARENA_ACT,    PLAN_ARENA_SAVE };
+                                     PLAN_ARENA_ACT,    PLAN_ARENA_SAVE,   PLAN_ARENA_UPDATE };
     for (size_t k = 0; k < sizeof order; k++) {
         uint8_t a = order[k];
-        uint64_t had = pl->arena_bytes[a];
-        for (uint64_t more = want[a] > had ? want[a] - had : 0; more >= PAGE; more /= 2) {
+        uint64_t had = pl->arena_bytes[a], most = want[a];
+        /* what keeps the update going comes first, what reads further ahead for it last */
+        if (k == 0 && most > 8 * largest_update_slot(e)) most = 8 * largest_update_slot(e);
+        for (uint64_t more = most > had ? most - had : 0; more >= PAGE; more /= 2) {
             uint64_t before = pl->arena_bytes[a];
-            if (before + more > want[a]) continue;
+            if (before + more > most) continue;
             pl->arena_bytes[a] = (before + more) / PAGE * PAGE;
             STK_TRY(place_sum(e, pl, err));
             if (!fits(pl, lim)) pl->arena_bytes[a] = before;

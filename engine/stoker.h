@@ -147,6 +147,10 @@ typedef struct stk_config {
     uint64_t measure_ns;          /* time given to measuring each drive at seal; 0: a second when
                                    * there are several folders or a step moves more than 4 GiB, else
                                    * none; UINT64_MAX: never. Not in a dry seal, not in simulation */
+    uint64_t nvme_buffer;         /* host memory for state between NVMe and the update: what is read
+                                   * ahead while backward runs and written behind while the next
+                                   * forward runs. 0: eight chunks; with `durable` and a given
+                                   * host_memory: what that leaves. More than all state is of no use */
     /* durable steps (below) */
     bool durable;                 /* reserve room for them: the parameters and the optimizer state
                                    * must lie on NVMe (`auto` then does), twice */

@@ -114,6 +114,9 @@ static const struct run_row {
     { A,
       { "measure-drives", OPT_STRING, AT(measure_drives), "auto", .arg = "WHEN",
         .help = "at start: off, SECONDS for each drive, or auto: one when it pays" } },
+    { T,
+      { "nvme-buffer", OPT_SIZE, AT(nvme_buffer), .min = 1, .max = 1e18, .arg = "SIZE",
+        .help = "memory for state read ahead of the update and written behind it" } },
     { A,
       { "params", OPT_CHOICE, AT(params), "auto", .choices = params_names, .arg = "TIER",
         .help = "home of the parameters; device: all cached there" } },
@@ -269,6 +272,7 @@ void run_opts_engine(const struct run_opts *o, stk_config *c)
     for (uint32_t i = 0; i < o->nvme_weights.n && i < STK_NVME_MAX; i++)
         options_number(o->nvme_weights.item[i], &c->nvme_weights[i]);
     options_measure(o, &c->measure_ns);
+    c->nvme_buffer = o->nvme_buffer;
     c->params = (stk_tier)o->params;
     c->optimizer_state = state[o->optimizer_state];
     c->grads = state[o->grads];

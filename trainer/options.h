@@ -24,7 +24,7 @@ struct run_opts {
     uint64_t steps, eval_every, seq, batch, micro_batch, warmup, checkpoint_every, keep_checkpoints,
         seed, sim_seed, sim_faults, durable;
     double epochs;
-    uint64_t device_memory, host_memory, threads, update_threads, prefetch, chunk;
+    uint64_t device_memory, host_memory, nvme_buffer, threads, update_threads, prefetch, chunk;
     double lr, weight_decay, beta1, beta2, eps, clip, loss_scale;
     int schedule, dtype, optimizer, device, params, optimizer_state, grads, activations, accumulate,
         update, act, matmul, storage, progress;

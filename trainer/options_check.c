@@ -42,6 +42,8 @@ static stk_status check_drives(const struct run_opts *o, struct stk_error *err)
                o->measure_drives);
     if (o->nvme.n == 0 && ns != 0 && run_opts_given(o, "measure-drives"))
         REFUSE("--measure-drives has no effect without --nvme DIR");
+    if (o->nvme.n == 0 && o->nvme_buffer && o->storage != STK_STORAGE_SIM)
+        REFUSE("--nvme-buffer has no effect without --nvme DIR");
     if (!run_opts_given(o, "nvme-weights")) return STK_OK;
     if (o->nvme_weights.n != o->nvme.n)
         REFUSE("--nvme-weights gives %u shares for %u folders of --nvme: one for each is needed",

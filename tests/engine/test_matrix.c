@@ -18,6 +18,7 @@ struct combo {
     stk_device_kind device;
     stk_storage storage;
     bool simulate, tight;
+    uint64_t nvme_buffer;
 };
 
 static const struct combo reference = { STK_TIER_HOST,
@@ -49,6 +50,7 @@ static void apply(struct toy *t, const struct combo *c, const struct io_sim_cfg 
     t->cfg.update = c->update;
     t->cfg.update_threads = c->update_threads;
     t->cfg.prefetch = c->prefetch;
+    t->cfg.nvme_buffer = c->nvme_buffer;
     t->cfg.accumulate = c->accumulate;
     t->cfg.device = c->device;
     t->cfg.storage = c->storage;
@@ -96,9 +98,9 @@ static bool run(const struct world *w, const struct combo *c, uint64_t *hash, ui
 static void describe(const struct combo *c)
 {
     printf("# params %d opt %d grads %d act %d update %d threads %u prefetch %u accumulate %d "
-           "device %d storage %d simulate %d tight %d\n",
+           "device %d storage %d simulate %d tight %d buffer %" PRIu64 "\n",
            c->params, c->opt, c->grads, c->act, c->update, c->update_threads, c->prefetch,
-           c->accumulate, c->device, c->storage, c->simulate, c->tight);
+           c->accumulate, c->device, c->storage, c->simulate, c->tight, c->nvme_buffer);
 }
 
 static uint32_t combinations;
@@ -168,6 +170,7 @@ static void random_sample(const struct world *w, uint64_t want, uint32_t n)
     struct rng r;
     rng_seed(&r, test_seed());
     for (uint32_t i = 0; i < n; i++) {
+        uint64_t buffer = rng_below(&r, 3) << (10 + rng_below(&r, 30));
         struct combo c = { .params = (stk_tier)(1 + rng_below(&r, 3)),
                            .opt = (stk_tier)(2 + rng_below(&r, 2)),
                            .grads = (stk_tier)(2 + rng_below(&r, 2)),
@@ -179,7 +182,8 @@ static void random_sample(const struct world *w, uint64_t want, uint32_t n)
                            .device = (stk_device_kind)rng_below(&r, 3),
                            .storage = (stk_storage)(1 + rng_below(&r, 3)),
                            .simulate = rng_below(&r, 3) == 0,
-                           .tight = false };
+                           .tight = false,
+                           .nvme_buffer = buffer };
         compare(w, &c, want);
     }
 }
