@@ -96,9 +96,12 @@ struct eng_run {
 
 /* Transfers of the step at hand (engine/nvme_stats.c). */
 struct eng_nvme_stats {
-    struct measure_histogram reads; /* latency */
-    uint32_t in_flight;
+    struct measure_histogram reads, alone, beside; /* latency: of all; while no write was under way,
+                                                    * and the others */
+    uint32_t in_flight, writes;     /* store operations */
+    uint64_t last_write_ns;         /* when the last write ended */
     uint64_t busy_since_ns, busy_ns;
+    uint64_t drive_ns;              /* of io's clock of being busy, at the step's begin */
 };
 
 /* engine/durable.c. `phase` is the meeting place: armed by the application's thread, taken by the
@@ -245,7 +248,7 @@ void drives_free(stk_engine *e);
 
 /* --- nvme_stats.c: engine lane during a run, application's thread between runs ---------------- */
 void nvme_stats_reset(stk_engine *e);
-void nvme_stats_begin(stk_engine *e);           /* a transfer was accepted */
+void nvme_stats_begin(stk_engine *e, bool read); /* a transfer was accepted */
 void nvme_stats_end(stk_engine *e, const struct store_op *op, bool read);
 void nvme_stats_fill(const stk_engine *e, stk_step_stats *s);
 

@@ -71,7 +71,7 @@ static bool issue_store(stk_engine *e, uint32_t node, bool put)
         run_op_give(e, n->resource, op);
         run_fail(e, &err);
     } else {
-        nvme_stats_begin(e);
+        nvme_stats_begin(e, n->kind == PLAN_FETCH);
     }
     return true;
 }

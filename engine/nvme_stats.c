@@ -8,25 +8,48 @@
 #include "engine/engine.h"
 #include <string.h>
 
-void nvme_stats_reset(stk_engine *e) { memset(&e->nvme_stats, 0, sizeof e->nvme_stats); }
+static uint64_t drive_busy_ns(const stk_engine *e)
+{
+    struct io_stats io = { 0 };
+    if (e->io) io_stats_read(e->io, &io);
+    return io.busy_ns;
+}
 
-void nvme_stats_begin(stk_engine *e)
+void nvme_stats_reset(stk_engine *e)
+{
+    memset(&e->nvme_stats, 0, sizeof e->nvme_stats);
+    e->nvme_stats.drive_ns = drive_busy_ns(e);
+}
+
+void nvme_stats_begin(stk_engine *e, bool read)
 {
     struct eng_nvme_stats *s = &e->nvme_stats;
     if (s->in_flight++ == 0) s->busy_since_ns = exec_now_ns(e->ex);
+    if (!read) s->writes++;
 }
 
 void nvme_stats_end(stk_engine *e, const struct store_op *op, bool read)
 {
     struct eng_nvme_stats *s = &e->nvme_stats;
+    uint64_t now = exec_now_ns(e->ex);
     STK_ASSERT(s->in_flight > 0);
-    if (--s->in_flight == 0) s->busy_ns += exec_now_ns(e->ex) - s->busy_since_ns;
-    if (read && op->done_ns >= op->submit_ns)
+    if (--s->in_flight == 0) s->busy_ns += now - s->busy_since_ns;
+    if (!read) {
+        s->writes--;
+        s->last_write_ns = now;
+    } else if (op->done_ns >= op->submit_ns) {
+        bool beside = s->writes > 0 || s->last_write_ns > op->submit_ns;
         measure_histogram_add(&s->reads, op->done_ns - op->submit_ns);
+        measure_histogram_add(beside ? &s->beside : &s->alone, op->done_ns - op->submit_ns);
+    }
 }
 
 void nvme_stats_fill(const stk_engine *e, stk_step_stats *out)
 {
-    out->nvme_busy_ns = e->nvme_stats.busy_ns;
-    out->nvme_read_p99_ns = measure_percentile(&e->nvme_stats.reads, 0.99);
+    const struct eng_nvme_stats *s = &e->nvme_stats;
+    out->nvme_busy_ns = s->busy_ns;
+    out->nvme_drive_ns = drive_busy_ns(e) - s->drive_ns;
+    out->nvme_read_p99_ns = measure_percentile(&s->reads, 0.99);
+    out->nvme_read_alone_p99_ns = measure_percentile(&s->alone, 0.99);
+    out->nvme_read_beside_p99_ns = measure_percentile(&s->beside, 0.99);
 }

@@ -307,7 +307,12 @@ typedef struct stk_step_stats {
     uint64_t departures;          /* own order: visits served on demand in this step */
     uint64_t durable_step;        /* newest step that a crash cannot take; 0: none */
     uint64_t nvme_read_p99_ns;    /* latency of reads from NVMe in this step; 0: none */
-    uint64_t nvme_busy_ns;        /* time in this step with at least one transfer in flight */
+    uint64_t nvme_read_alone_p99_ns;  /* of those with no write beside them; 0: none */
+    uint64_t nvme_read_beside_p99_ns; /* of the others; 0: none */
+    uint64_t nvme_busy_ns;        /* time in this step with NVMe work under way: reading, writing, and
+                                   * the checksums of both */
+    uint64_t nvme_drive_ns;       /* of it, with a transfer at the drives. Counted when they fall
+                                   * idle, so it may appear a step later */
 } stk_step_stats;
 
 stk_status stk_step_begin(stk_engine *e, const stk_step *s);

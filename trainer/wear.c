@@ -135,7 +135,10 @@ json_t *wear_step(struct wear *v, const stk_engine *e, const stk_step_stats *s, 
     v->busy_s += (double)s->nvme_busy_ns / 1e9;
     v->step_read += (double)s->nvme_read_bytes;
     v->step_write += (double)s->nvme_write_bytes;
-    if (s->nvme_read_p99_ns > v->p99_ns) v->p99_ns = s->nvme_read_p99_ns;
+    v->drive_s += (double)s->nvme_drive_ns / 1e9;
+    if (s->nvme_read_alone_p99_ns > v->alone_p99_ns) v->alone_p99_ns = s->nvme_read_alone_p99_ns;
+    if (s->nvme_read_beside_p99_ns > v->beside_p99_ns)
+        v->beside_p99_ns = s->nvme_read_beside_p99_ns;
     for (uint32_t i = 0; i < STK_NVME_MAX && stk_drive_info(e, i, &d); i++) {
         uint64_t r = d.read_bytes - v->seen_read[i], w = d.write_bytes - v->seen_write[i];
         v->seen_read[i] = d.read_bytes;
@@ -182,7 +185,10 @@ static void print_busiest(const struct wear *v, const stk_engine *e)
         printf(" (bytes over the measured rates; a transfer was in flight %.1f %%)", busy);
     else
         printf(" (a transfer was in flight; the drives were not measured)");
-    printf("; reads' p99 at most %.2f ms\n", (double)v->p99_ns / 1e6);
+    printf("\nNVMe       at the drives %.1f %% of the time with NVMe work under way; reads' p99 in the "
+           "worst step %.2f ms alone, %.2f ms with writes beside them\n",
+           v->busy_s > 0 && v->drive_s < v->busy_s ? 100 * v->drive_s / v->busy_s : 100,
+           (double)v->alone_p99_ns / 1e6, (double)v->beside_p99_ns / 1e6);
 }
 
 void wear_end(const struct wear *v, const stk_engine *e)

@@ -8,9 +8,9 @@
 
 struct wear { /* sums over this process's steps */
     uint64_t steps;
-    double step_s, compute_s, busy_s;
+    double step_s, compute_s, busy_s, drive_s;
     double step_read, step_write;                   /* by the steps themselves */
-    uint64_t p99_ns;                                /* the worst step's */
+    uint64_t alone_p99_ns, beside_p99_ns; /* of reads, the worst step */
     double read[STK_NVME_MAX], write[STK_NVME_MAX]; /* of each folder */
     uint64_t seen_read[STK_NVME_MAX], seen_write[STK_NVME_MAX];
 };

@@ -320,6 +320,9 @@ TEST(drives_latency_and_busy_time_of_a_step)
         RUN(&t, toy_step(&t, 1e-3, &s));
         CHECK(s.nvme_busy_ns > 0 && s.nvme_busy_ns <= s.step_ns);
         CHECK(s.nvme_read_p99_ns > 0 && s.nvme_read_p99_ns <= s.step_ns * 2);
+        uint64_t alone = s.nvme_read_alone_p99_ns, beside = s.nvme_read_beside_p99_ns;
+        CHECK(s.nvme_read_p99_ns <= (alone > beside ? alone : beside));
+        CHECK(alone > 0 && (i == 0 || beside > 0)); /* the first step writes gradients only */
     }
     stk_close(t.e);
     two(&t);
