@@ -111,8 +111,9 @@ stk_status ops_rmsnorm_backward(struct dev_stream *s, const struct ops_rmsnorm *
 
 /* --- rotary position embedding (Su et al. 2021), half-split pairing as in transformers' Llama:
  * (x[i], x[i + d/2]) ---------- On q [tokens, heads, head_dim] and k [tokens, kv_heads, head_dim]
- * (row strides given), in place or from q_in and k_in of the same strides. angle(t, i) = pos[t] * inv_freq[i], cos and sin multiplied by
- * `attention_factor`. `inverse`: the backward (angle negated). */
+ * (row strides given), in place or from q_in and k_in of the same strides. angle(t, i) = pos[t] *
+ * inv_freq[i], cos and sin multiplied by `attention_factor`. `inverse`: the backward (angle
+ * negated). */
 struct ops_rope {
     uint64_t tokens, heads, kv_heads, head_dim, q_stride, k_stride;
     enum ops_dtype at;

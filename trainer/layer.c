@@ -39,8 +39,8 @@
  * values: the same bits.
  *
  * LIFETIMES in the workspace: q and k as the rotary embedding reads them, later in their place s,
- * then d(s), d(attn), and the gradients of q and k before their norms; n2 and n1 until the gradients
- * of the weights they feed; d(n2), then in its place d(n1); d(q), d(k), d(v). */
+ * then d(s), d(attn), and the gradients of q and k before their norms; n2 and n1 until the
+ * gradients of the weights they feed; d(n2), then in its place d(n1); d(q), d(k), d(v). */
 #include "trainer/model_impl.h"
 
 #include <math.h>
@@ -164,7 +164,10 @@ struct wide_buf {
     void *p;
     bool wide;
 };
-static struct wide_buf act(const void *p) { return (struct wide_buf){ (void *)(uintptr_t)p, false }; }
+static struct wide_buf act(const void *p)
+{
+    return (struct wide_buf){ (void *)(uintptr_t)p, false };
+}
 static struct wide_buf f32(float *p) { return (struct wide_buf){ p, true }; }
 static struct wide_buf work(const struct layer_run *r, void *p)
 {

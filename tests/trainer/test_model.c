@@ -168,6 +168,27 @@ static void check_same_bits(const char *name, struct model_opts o, stk_config a,
     free(y);
 }
 
+static bool bf16_products_possible(void)
+{
+    stk_engine *e = NULL;
+    stk_config c = config_of(STK_ACT_KEEP);
+    c.matmul = STK_MATMUL_BF16;
+    bool possible = stk_open(&c, &e) == STK_OK;
+    stk_close(e);
+    return possible;
+}
+
+/* What lives within a visit has another dtype here (model.h). */
+TEST(model_recompute_gives_the_bits_of_keep_with_bf16_products)
+{
+    if (!bf16_products_possible()) SKIP("oneDNN has no bf16 products on this processor");
+    stk_config keep = config_of(STK_ACT_KEEP), other = config_of(STK_ACT_RECOMPUTE);
+    keep.matmul = other.matmul = STK_MATMUL_BF16;
+    check_same_bits("qwen2_tied_old", opts_bf16, keep, other, 1);
+    other.device = STK_DEVICE_HOST_DISCRETE;
+    check_same_bits("qwen3_untied_sharded_new", opts_bf16, keep, other, 1);
+}
+
 TEST(model_recompute_and_host_give_the_bits_of_keep)
 {
     static const char *const names[] = { "llama_gqa_old", "qwen2_tied_old",

@@ -368,7 +368,8 @@ static void backward_open(struct work *w, uint64_t head)
     uint64_t row = w->seq_row + w->t0, first = row * a->o_stride + head * a->head_dim;
     rows_load(a->at, a->o, first, a->o_stride, w->nq, a->head_dim, 1.0f, w->g, w->dim, w->dim);
     transpose(w->g, w->dim, BQ, w->dim, w->ot, BQ);
-    rows_load(ops_wide(a->at, a->grad_wide), a->d_o, first, a->o_stride, w->nq, a->head_dim, 1.0f, w->g, w->dim, w->dim);
+    rows_load(ops_wide(a->at, a->grad_wide), a->d_o, first, a->o_stride, w->nq, a->head_dim, 1.0f,
+              w->g, w->dim, w->dim);
     memset(w->g + w->nq * w->dim, 0, (BQ - w->nq) * w->dim * sizeof(float));
     transpose(w->g, w->dim, BQ, w->dim, w->gt, BQ);
     for (uint64_t lane = 0; lane < BQ; lane += VL) {

@@ -8,7 +8,7 @@
  *
  * With n = x * rstd:  y = n * w;  dn = dy * w;  dx = rstd * (dn - n * mean(dn * n));  dw = sum over
  * rows of dy * n. transformers' LlamaRMSNorm rounds n to the activations' dtype before it
- * multiplies; here nothing is rounded but y and dx on store, and nothing at all in f32 (`_wide`). */
+ * multiplies; here nothing is rounded but y and dx on store, and not they where they are wide. */
 #include "gpu/host/kernels/kern.h"
 #include "gpu/host/kernels/vec.h"
 
