@@ -65,6 +65,7 @@ struct run_op {
 };
 
 #define RUN_OPS_PER_RESOURCE 32
+#define RUN_OPS_KEPT 8 /* of them, for writes that something waits for */
 struct run_pool {
     struct run_op op[RUN_OPS_PER_RESOURCE];
     struct run_op *free;
@@ -78,7 +79,7 @@ struct eng_run {
     uint32_t parts;
     uint32_t *deps_left;
     uint8_t *node_state;
-    uint32_t *heap[PLAN_RESOURCE_N]; /* ready nodes, a binary heap by program order; capacity
+    uint64_t *heap[PLAN_RESOURCE_N]; /* ready nodes, a binary heap by rank; capacity
                                       * n_nodes */
     uint32_t heap_n[PLAN_RESOURCE_N];
     struct run_pool pool[PLAN_RESOURCE_N];

@@ -46,6 +46,10 @@ static void store_done(struct store_op *s)
 static bool issue_store(stk_engine *e, uint32_t node, bool put)
 {
     const struct plan_node *n = node_of(e, node);
+    const struct run_pool *pool = &e->run.pool[n->resource];
+    /* such writes may wait long for the drive; the others still find a place */
+    if (put && n->rank >= PLAN_RANK_LATER && pool->in_flight + RUN_OPS_KEPT > pool->limit)
+        return false;
     struct run_op *op = run_op_take(e, n->resource, node);
     if (!op) return false;
     struct stk_chunk *c = &e->layout->chunks[n->chunk];
@@ -56,7 +60,8 @@ static bool issue_store(stk_engine *e, uint32_t node, bool put)
     struct stk_error err = { 0 };
     stk_status st;
     if (put) {
-        s->cls = IO_WRITE_BACK;
+        /* a forward visit will read the new parameters; gradients free what backward fills next */
+        s->cls = n->state == CHUNK_OPT ? IO_WRITE_BACK : IO_DEMAND;
         s->buf = eng_slot(e, e->run.plan, n->src_slot, n->src_offset_bytes);
         s->version = n->state == CHUNK_GRAD ? e->begun : e->update_version;
         if (n->state == CHUNK_GRAD) c->grad_version = e->begun;

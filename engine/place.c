@@ -233,7 +233,11 @@ static void desire(stk_engine *e, const struct plan_input *in, const uint64_t *l
         want[PLAN_ARENA_ACC] = least[PLAN_ARENA_ACC] + acc;
     if (least[PLAN_ARENA_UPDATE]) want[PLAN_ARENA_UPDATE] = update_room(e);
     if (least[PLAN_ARENA_BOUNCE]) want[PLAN_ARENA_BOUNCE] = 8 * round_page(chunk);
-    if (least[PLAN_ARENA_GRAD]) want[PLAN_ARENA_GRAD] = 8 * round_page(chunk);
+    if (least[PLAN_ARENA_GRAD]) { /* the last casts of backward must not wait for the drives */
+        want[PLAN_ARENA_GRAD] = 8 * round_page(chunk);
+        if (e->cfg.nvme_buffer / 8 > want[PLAN_ARENA_GRAD])
+            want[PLAN_ARENA_GRAD] = e->cfg.nvme_buffer / 8;
+    }
     if (least[PLAN_ARENA_CAST]) want[PLAN_ARENA_CAST] = 4 * round_page(chunk);
     for (int a = 0; a < PLAN_ARENA_N; a++) {
         if (a == PLAN_ARENA_ACC) continue; /* `useful` does not count the overlap of two blocks */

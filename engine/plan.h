@@ -12,7 +12,7 @@
  * A plan is a pure function of its input: no clocks, no pointers, no allocation order. It is
  * printable and diffable.
  *
- * NODES are in program order, which is also the order of priority on each resource. A node's
+ * NODES are in program order, which is, but for `rank`, the order of priority on each resource. A node's
  * dependencies are earlier nodes. An edge between two VISIT nodes is met as soon as the earlier is
  * queued (one compute stream runs them in order); every other edge is met at completion.
  *
@@ -84,6 +84,7 @@ const char *plan_arena_name(enum plan_arena a);
 bool plan_arena_on_device(enum plan_arena a);
 
 #define PLAN_NO UINT32_MAX
+#define PLAN_RANK_LATER (1u << 30) /* added to the rank of what nothing waits for but its slot */
 enum { PLAN_RUN_UPDATE = 1, PLAN_RUN_VISITS = 2 };
 enum plan_dir { PLAN_FORWARD, PLAN_BACKWARD };
 enum plan_mode { PLAN_TRAIN, PLAN_EVAL /* forward visits of all blocks, no gradient, no update */ };
@@ -160,6 +161,11 @@ struct plan_node {
     uint64_t src_offset_bytes;  /* the same inside src_slot (or inside the accumulator slot for
                                  * GRAD_CAST) */
     uint64_t bytes;             /* moved */
+    uint32_t rank;              /* priority on its resource, lower first; then program order. Its own
+                                 * number, but for a parameter that a forward visit reads: the
+                                 * number of what it waits for, so that it does not stand behind the
+                                 * transfers of all later updates; and for optimizer state on its way
+                                 * home, which lets all other writes pass */
     uint32_t first_dep, n_deps; /* into plan->deps */
     uint32_t first_succ, n_succ;/* into plan->succs */
 };

@@ -78,7 +78,8 @@ struct plan_node *plan_node_begin(struct plan_builder *b, enum plan_kind kind, u
     struct plan_node *x = &b->p->nodes[b->p->n_nodes];
     *x = (struct plan_node){ .kind = (uint8_t)kind,
                               .resource = (uint8_t)plan_kind_resource(kind),
-                              .part = part };
+                              .part = part,
+                              .rank = b->p->n_nodes };
     x->block = x->chunk = x->visit = x->slot = x->src_slot = PLAN_NO;
     x->first_dep = b->p->n_deps;
     return x;

@@ -35,6 +35,7 @@ static void bring_chunk(struct plan_builder *b, uint32_t chunk, uint32_t slot, u
         x->slot = to;
         x->slot_offset_bytes = in_place ? c->offset_bytes : 0;
         x->bytes = c->bytes[CHUNK_PARAM];
+        if (source != PLAN_NO && b->p->visits[visit].dir == PLAN_FORWARD) x->rank = source;
         plan_node_dep(b, source);
         plan_node_deps(b, b->slot_state[to].before);
         source = plan_node_end(b);

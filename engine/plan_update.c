@@ -33,6 +33,7 @@ static uint32_t write_back(struct plan_builder *b, uint32_t chunk, enum chunk_st
     x->src_slot = slot;
     x->src_offset_bytes = offset;
     x->bytes = c->bytes[s];
+    if (s == CHUNK_OPT) x->rank += PLAN_RANK_LATER;
     plan_node_dep(b, after);
     if (s == CHUNK_GRAD)
         plan_node_dep(b, b->fetch_grad[chunk]); /* INV-6: the old one has been read */

@@ -6,26 +6,29 @@
  * does: engine/issue.c starts it, and its completion comes back here through run_complete.
  *
  * A node is READY when every dependency is met, ISSUED when it was started, DONE at its completion.
- * Ready nodes wait in one heap a resource, ordered by program order, which is priority. An edge
+ * Ready nodes wait in one heap a resource, ordered by rank, which is program order for most. An edge
  * between two visits is met when the first is handed out (one stream runs them in order); every
  * other edge at completion. */
 #include "engine/durable.h"
 #include "base/sys.h"
 #include <string.h>
 
+/* An entry: rank above, node below. */
 static void heap_push(struct eng_run *r, uint32_t res, uint32_t node)
 {
-    uint32_t *h = r->heap[res], i = r->heap_n[res]++;
-    while (i > 0 && h[(i - 1) / 2] > node) {
+    uint64_t *h = r->heap[res], key = (uint64_t)r->plan->nodes[node].rank << 32 | node;
+    uint32_t i = r->heap_n[res]++;
+    while (i > 0 && h[(i - 1) / 2] > key) {
         h[i] = h[(i - 1) / 2];
         i = (i - 1) / 2;
     }
-    h[i] = node;
+    h[i] = key;
 }
 
 static void heap_pop(struct eng_run *r, uint32_t res)
 {
-    uint32_t *h = r->heap[res], n = --r->heap_n[res], last = h[n], i = 0;
+    uint64_t *h = r->heap[res], last = h[r->heap_n[res] - 1];
+    uint32_t n = --r->heap_n[res], i = 0;
     for (;;) {
         uint32_t c = 2 * i + 1;
         if (c >= n) break;
@@ -44,7 +47,7 @@ stk_status run_alloc(stk_engine *e, uint32_t n_nodes_max)
     r->node_state = sys_calloc(n_nodes_max, 1);
     bool ok = r->deps_left && r->node_state;
     for (uint32_t k = 0; k < PLAN_RESOURCE_N; k++) {
-        r->heap[k] = sys_calloc(n_nodes_max, sizeof(uint32_t));
+        r->heap[k] = sys_calloc(n_nodes_max, sizeof *r->heap[k]);
         ok = ok && r->heap[k];
         struct run_pool *pool = &r->pool[k];
         pool->limit = RUN_OPS_PER_RESOURCE;
@@ -228,7 +231,7 @@ static bool issue_ready(stk_engine *e)
     bool any = false;
     for (uint32_t res = 0; res < PLAN_RESOURCE_N; res++)
         while (r->active && r->heap_n[res] > 0) {
-            uint32_t node = r->heap[res][0];
+            uint32_t node = (uint32_t)r->heap[res][0];
             /* popped before issuing: a node that completes at once may push others of the same
              * resource */
             heap_pop(r, res);

@@ -95,13 +95,15 @@ void step_fill_visit(stk_engine *e, const struct plan *p, uint32_t index, stk_vi
 
 stk_status step_wait_visit(stk_engine *e, uint32_t index)
 {
-    uint64_t t0 = exec_now_ns(e->ex);
+    uint64_t t0 = exec_now_ns(e->ex), busy0 = dev_stream_busy_ns(e->compute);
     exec_event_reset(&e->visit_event);
     atomic_store(&e->stuck, false);
     atomic_store(&e->want, index + 1);
     exec_post(e->lane, &e->pump_task);
     STK_TRY(run_wait(e, &e->visit_event));
-    *exposed_of(e, e->visit_cause) += exec_now_ns(e->ex) - t0;
+    /* what the stream still computed meanwhile was not exposed */
+    uint64_t waited = exec_now_ns(e->ex) - t0, busy = dev_stream_busy_ns(e->compute) - busy0;
+    *exposed_of(e, e->visit_cause) += waited > busy ? waited - busy : 0;
     return STK_OK;
 }
 

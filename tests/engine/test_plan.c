@@ -279,6 +279,41 @@ static stk_status refuse(struct model *m, const char *word)
     return s;
 }
 
+/* A forward visit's parameters stand right behind their own update, not behind all updates; nothing
+ * but a slot waits for optimizer state on its way home. */
+TEST(plan_rank_lets_the_forward_follow_the_update)
+{
+    struct model m;
+    model_make(&m, 4, 2, 64);
+    m.in.in_place = true;
+    for (int s = 0; s < CHUNK_STATE_N; s++) model_home(&m, (enum chunk_state)s, CHUNK_NVME);
+    struct plan *p = built(&m);
+    REQUIRE(p);
+    uint32_t forward = 0, last_update = 0, passed = 0;
+    for (uint32_t i = 0; i < p->n_nodes; i++)
+        if (p->nodes[i].kind == PLAN_UPDATE) last_update = i;
+    for (uint32_t i = 0; i < p->n_nodes; i++) {
+        const struct plan_node *x = &p->nodes[i];
+        bool early = x->kind == PLAN_FETCH && x->visit != PLAN_NO &&
+                     p->visits[x->visit].dir == PLAN_FORWARD;
+        if (early) {
+            const struct plan_node *source = &p->nodes[x->rank];
+            forward++;
+            passed += x->rank < last_update;
+            CHECK(source->kind == PLAN_WRITE_BACK && source->state == CHUNK_PARAM &&
+                  source->chunk == x->chunk);
+        } else if (x->kind == PLAN_WRITE_BACK && x->state == CHUNK_OPT) {
+            CHECK(x->rank == PLAN_RANK_LATER + i);
+        } else {
+            CHECK(x->rank == i);
+        }
+    }
+    printf("# %u fetches for forward visits, %u pass updates\n", forward, passed);
+    CHECK(forward == 6 && passed == 6); /* two chunks a block; the head has no forward visit */
+    plan_free(p);
+    model_free(&m);
+}
+
 TEST(plan_refusals)
 {
     struct model m;
