@@ -175,6 +175,13 @@ stk_status nvme_prepare(struct nvme_bench *b, struct stk_error *err)
 {
     STK_TRY(check_output("json", b->o.json, err));
     STK_TRY(check_output("html", b->o.html, err));
+    struct stat json, html;
+    if (b->o.json && b->o.html &&
+        (strcmp(b->o.json, b->o.html) == 0 ||
+         (stat(b->o.json, &json) == 0 && stat(b->o.html, &html) == 0 && S_ISREG(json.st_mode) &&
+          json.st_dev == html.st_dev && json.st_ino == html.st_ino)))
+        return stk_error_set(err, STK_ERR_CONFIG, 0,
+                             "--json and --html both name %s: give each its own file", b->o.html);
     for (uint32_t i = 0; i < b->n_paths; i++) {
         STK_TRY(check_folder(b->path[i], err));
         STK_TRY(check_twice(b, i, err));

@@ -28,7 +28,7 @@ bool store_file_size(struct io_sim_disk *disk, const char *name, uint64_t *out_b
 {
     struct stat st;
     if (disk) return io_sim_file_size(disk, name, out_bytes);
-    if (stat(name, &st) != 0) return false;
+    if (stat(name, &st) != 0 || !S_ISREG(st.st_mode)) return false;
     *out_bytes = (uint64_t)st.st_size;
     return true;
 }
@@ -38,7 +38,7 @@ int64_t store_file_read(struct io_sim_disk *disk, const char *name, void *buf, u
 {
     if (disk)
         return io_sim_peek(disk, name, offset_bytes, buf, size_bytes) ? (int64_t)size_bytes : 0;
-    int fd = sys_open(name, O_RDONLY, 0);
+    int fd = sys_open(name, O_RDONLY | O_NONBLOCK, 0); /* a pipe must not block */
     if (fd < 0) return -1;
     int64_t n = sys_read_full(fd, buf, size_bytes, offset_bytes);
     int saved = errno;
@@ -122,7 +122,11 @@ bool store_run_lock(const char *folder, int *out_fd, char text[STORE_LOCK_TEXT_M
     *out_fd = -1;
     snprintf(name, sizeof name, "%s/" STORE_LOCK_NAME, folder);
     int fd = sys_open(name, O_RDWR, 0);
-    if (fd < 0) return errno == ENOENT; /* it died between making the folder and the lock */
+    if (fd < 0) {
+        if (errno == ENOENT) return true; /* it died between making the folder and the lock */
+        snprintf(text, STORE_LOCK_TEXT_MAX, STORE_LOCK_DENIED ": %s", strerror(errno));
+        return false;
+    }
     int64_t n = sys_read_full(fd, text, STORE_LOCK_TEXT_MAX - 1, 0);
     text[n > 0 ? n : 0] = '\0';
     bool locked = flock(fd, LOCK_EX | LOCK_NB) == 0;

@@ -313,6 +313,19 @@ struct search {
     struct stk_error live, incomplete, corrupt;
 };
 
+/* `name` is locked, by whom `text` says, or nobody can tell. */
+static stk_status say_held(struct stk_error *err, const char *name, const char *text)
+{
+    if (strncmp(text, STORE_LOCK_DENIED, sizeof STORE_LOCK_DENIED - 1) == 0)
+        return stk_error_set(err, STK_ERR_STATE, 0,
+                             "the store of run %s may be in use by a live run: %s; see to the "
+                             "permissions of its folder",
+                             name, text);
+    return stk_error_set(err, STK_ERR_STATE, 0,
+                         "the store of run %s is in use by a live run (%s); wait for its end", name,
+                         text[0] ? text : "its lock is held");
+}
+
 /* Looks at one run; takes it over if it is the best. */
 static stk_status consider(struct search *s, const char *id, struct stk_error *err)
 {
@@ -325,9 +338,7 @@ static stk_status consider(struct search *s, const char *id, struct stk_error *e
     if (status != STK_OK) {
         /* err says why */
     } else if (live && (run.table || s->named)) {
-        stk_error_set(&s->live, STK_ERR_STATE, 0,
-                      "the store of run %s is in use by a live run (%s); wait for its end", id,
-                      text[0] ? text : "its lock is held");
+        say_held(&s->live, id, text);
     } else if (!run.sure) {
         none_counts(&run, &s->corrupt);
     } else if (check_set(&run, &s->incomplete) == STK_OK) {
@@ -394,8 +405,7 @@ static stk_status lock_all(const char *const *paths, uint32_t n_paths, char *con
         bool free_now = store_run_lock(folders[k], &fds[k], text);
         sys_close(path_fd);
         if (!free_now)
-            return stk_error_set(err, STK_ERR_STATE, 0, "%s: is in use by a live run (%s)",
-                                 folders[k], text[0] ? text : "its lock is held");
+            return say_held(err, strrchr(folders[k], '-') + 1, text);
     }
     return STK_OK;
 }
@@ -497,12 +507,16 @@ static stk_status check_files(struct store *s, const struct store_run *r, struct
         uint64_t bytes = 0;
         if (!store_file_size(s->sim_disk, p->file, &bytes) || bytes < p->size_bytes)
             return stk_error_set(err, STK_ERR_CORRUPT, 0,
-                                 "%s: has %llu bytes, the durable step needs %llu", p->file,
+                                 "%s: has %llu bytes, the durable step needs %llu: the file was cut "
+                                 "short or removed; put it back, or discard the durable step",
+                                 p->file,
                                  (unsigned long long)bytes, (unsigned long long)p->size_bytes);
         bytes = 0;
         if (!store_file_size(s->sim_disk, p->table, &bytes) || bytes != 2 * r->half_bytes)
             return stk_error_set(err, STK_ERR_CORRUPT, 0,
-                                 "%s: has %llu bytes, %llu are expected", p->table,
+                                 "%s: has %llu bytes, %llu are expected: the file was changed or "
+                                 "removed; put it back, or discard the durable step",
+                                 p->table,
                                  (unsigned long long)bytes,
                                  (unsigned long long)(2 * r->half_bytes));
     }

@@ -25,6 +25,7 @@
 #define STORE_FOLDER_PREFIX "stoker-run-"
 #define STORE_RUN_ID_CHARS 16u
 #define STORE_LOCK_TEXT_MAX 256
+#define STORE_LOCK_DENIED "its lock cannot be opened" /* instead of an owner: nobody knows */
 #define STORE_PATH_TEXT_MAX 4096
 
 struct store_path {

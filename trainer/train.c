@@ -4,6 +4,7 @@
  * Must not know: how files look (train_state.c), where the engine keeps anything. Application's
  * thread. */
 #include "trainer/train.h"
+#include "formats/manifest.h"
 #include "trainer/schedule.h"
 #include "trainer/signals.h"
 
@@ -11,6 +12,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 /* Fills windows with the next batch and queues its inputs. */
 static stk_status next_batch(struct train *t, struct stk_error *err)
@@ -142,6 +144,10 @@ static stk_status run_steps(struct train *t, uint64_t first, struct stk_error *e
     }
     STK_TRY(train_export(t, err));
     train_durable_end(t);
+    if (t->had_ckpt_dir) { /* a run before may have died while it wrote one */
+        (void)manifest_prune(t->ckpt_dir, 0, NULL);
+        (void)rmdir(t->ckpt_dir);
+    }
     report_end(&t->report, t);
     return STK_OK;
 }

@@ -61,10 +61,15 @@ static stk_status read_run(const struct train *t, json_t **doc, struct stk_error
     char *path = sys_format("%s/" RUN_JSON, t->o.out);
     *doc = NULL;
     if (!path) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a path");
+    struct stk_error why = { 0 };
     stk_status st =
-        access(path, F_OK) == 0 ? files_read_json(path, 1u << 20, 8, doc, err) : STK_OK;
+        access(path, F_OK) == 0 ? files_read_json(path, 1u << 20, 8, doc, &why) : STK_OK;
     sys_free(path);
-    return st;
+    if (st == STK_OK) return STK_OK;
+    return stk_error_set(err, st, why.os_errno,
+                         "%s; it names the store of durable steps: put it back, or remove it and, "
+                         "by hand, what its run left in the --nvme folders",
+                         why.text);
 }
 
 static stk_status write_run(const struct train *t, bool discard, struct stk_error *err)
@@ -119,6 +124,29 @@ static void forget_left(struct train_left *l)
     l->client = NULL;
 }
 
+/* run.json names a store and nothing of it is there: what it lay on may only be away. */
+static stk_status nothing_found(const struct train *t, const json_t *doc, struct stk_error *err)
+{
+    size_t i;
+    const json_t *item;
+    if (t->o.discard) return STK_OK;
+    json_array_foreach(json_object_get(doc, "nvme"), i, item)
+    {
+        const char *path = json_string_value(item);
+        if (!path || access(path, R_OK | X_OK) == 0) continue;
+        return stk_error_set(err, STK_ERR_STATE, errno,
+                             "--out %s: its " RUN_JSON " says that durable steps may be in %s, "
+                             "which cannot be looked into (%s): bring that folder back, or go on "
+                             "without it with --discard",
+                             t->o.out, path, strerror(errno));
+    }
+    if (json_array_size(json_object_get(doc, "nvme")) > 0)
+        printf("durable    nothing is left where " RUN_JSON " says durable steps may be (%s%s)\n",
+               json_string_value(json_array_get(json_object_get(doc, "nvme"), 0)),
+               json_array_size(json_object_get(doc, "nvme")) > 1 ? ", ..." : "");
+    return STK_OK;
+}
+
 /* What the drives hold of the run that run.json names. */
 static stk_status look(struct train *t, const json_t *doc, struct stk_error *err)
 {
@@ -137,6 +165,8 @@ static stk_status look(struct train *t, const json_t *doc, struct stk_error *err
     l->client = client ? json_loads(client, 0, NULL) : NULL;
     l->where = where;
     stk_free(client);
+    if (st == STK_END && !json_is_true(json_object_get(doc, "discard")))
+        return nothing_found(t, doc, err);
     if (st == STK_OK || st == STK_END) return STK_OK;
     bool partial = st == STK_ERR_CORRUPT || st == STK_ERR_CONFIG;
     if (partial && t->o.discard) {

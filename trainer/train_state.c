@@ -46,12 +46,15 @@ static bool is_known(const struct train *t, const char *name)
            is_ours(o->out, name, o->plan);
 }
 
+/* What a kill left of a checkpoint that was being written is none to go on from. */
 static bool is_empty(const char *folder)
 {
     DIR *d = opendir(folder);
     bool empty = true;
     for (const struct dirent *e; d && (e = readdir(d)) != NULL;)
-        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) empty = false;
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 &&
+            strncmp(e->d_name, ".partial-step-", sizeof ".partial-step-" - 1) != 0)
+            empty = false;
     if (d) closedir(d);
     return empty;
 }

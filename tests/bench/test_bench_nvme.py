@@ -237,6 +237,7 @@ def test_refusals(place):
     refused(1, ["free", "--size"], place, "--size", "900TiB")
     refused(1, ["--json", "cannot be written"], place, "--json", os.path.join(place, "no", "a.json"))
     refused(1, ["--html", "folder"], place, "--html", place)
+    refused(2, ["--json and --html"], place, "--json", os.path.join(place, "same"), "--html", os.path.join(place, "same"))
     assert os.listdir(place) == ["file.json"]
 
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 
-from cli_common import SMALL, STOKER, log, read, refused, run, run_tests
+from cli_common import SMALL, STOKER, log, read, refused, run, run_tests, write
 
 SEED = int(os.environ.get("STK_SEED", "20261130"), 0)
 KILLS = 300 if os.environ.get("STK_SOAK") else 12
@@ -293,6 +293,51 @@ def test_damaged_tables_and_extents(p):
     out, _ = run(*base, *nvme, "--discard")
     assert "discarded" in out and weights(p, "damaged") == reference(p, steps)
     assert not left_in(p.at("nvme-d0"), p.at("nvme-d1"))
+
+
+def test_what_is_damaged_is_one_sentence(p):
+    """Table or extents cut short, gone or a pipe; run.json no JSON: one sentence that says what to do, nothing touched."""
+    nvme = folders(p, "nvme-hurt")
+    last = dead_run(p, "hurt", nvme, 2, 4)["step"]
+    base = arguments(p, "hurt", "--steps", last + 2, *nvme, "--resume")[1:]
+    folder = left_in(p.at("nvme-hurt"))[0]
+
+    def damaged(path, words, change):
+        os.rename(path, path + ".away")
+        change(path)
+        refused(1, words, *base)
+        _, err = run("inspect", p.at("nvme-hurt"))
+        assert err == "", err
+        os.remove(path) if os.path.exists(path) else None
+        os.rename(path + ".away", path)
+
+    def cut(path):
+        shutil.copy(path + ".away", path)
+        os.truncate(path, os.path.getsize(path) // 2)
+
+    damaged(os.path.join(folder, "extents-0.bin"), ["extents-0.bin", "discard"], cut)
+    damaged(p.at("hurt", "run.json"), ["run.json", "put it back"], lambda x: write(x, "{"))
+    table = os.path.join(folder, "table.bin")
+    damaged(table, "no complete checkpoint", os.mkfifo)
+    os.rename(p.at("nvme-hurt"), p.at("nvme-away"))  # not mounted today
+    refused(1, ["run.json", "nvme-hurt", "--discard"], *base[:-3], "--resume")
+    os.rename(p.at("nvme-away"), p.at("nvme-hurt"))
+    if os.getuid() != 0:
+        os.chmod(os.path.join(folder, "lock"), 0)
+        refused(1, ["lock", "permissions"], *base)
+        os.chmod(os.path.join(folder, "lock"), 0o644)
+    run(*base)
+    assert weights(p, "hurt") == reference(p, last + 2)
+
+
+def test_a_checkpoint_cut_short_by_a_kill(p):
+    """Is none to go on from, none that a new run must not meet, and gone when the run is complete."""
+    for name, nvme in [("cut-short", []), ("cut-short-durable", [*folders(p, "nvme-cut"), "--durable", "2"])]:
+        partial = p.at(name, "checkpoints", ".partial-step-00000003")
+        os.makedirs(partial)
+        write(os.path.join(partial, "state-00001.safetensors"), "part")
+        p.train(name, "--steps", STEPS, *FIXED, *nvme)
+        assert weights(p, name) == reference(p) and not os.path.exists(p.at(name, "checkpoints"))
 
 
 # --- kill -9 anywhere -------------------------------------------------------------------------------------------------
