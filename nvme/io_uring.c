@@ -79,10 +79,31 @@ static stk_status refuse(struct stk_error *err, int os_errno)
     }
 }
 
+/* A ring may be allowed and every use of it denied (a seccomp list that lacks io_uring_enter). 0, or
+ * an errno value. */
+static int try_nop(struct io_uring *ring)
+{
+    struct io_uring_cqe *cqe;
+    struct __kernel_timespec limit = { .tv_sec = 10 };
+    io_uring_prep_nop(io_uring_get_sqe(ring));
+    int rc = io_uring_submit(ring);
+    if (rc < 0) return -rc;
+    do rc = io_uring_wait_cqe_timeout(ring, &cqe, &limit);
+    while (rc == -EINTR);
+    if (rc < 0) return -rc;
+    io_uring_cqe_seen(ring, cqe);
+    return 0;
+}
+
 static stk_status ring_init(const struct io *io, struct io_uring *ring, struct stk_error *err)
 {
     int rc = io_uring_queue_init(io->cfg.depth, ring, IORING_SETUP_CLAMP);
     if (rc < 0) return refuse(err, -rc);
+    rc = try_nop(ring);
+    if (rc != 0) {
+        io_uring_queue_exit(ring);
+        return refuse(err, rc);
+    }
     if (ring->sq.ring_entries >= io->cfg.depth && ring->cq.ring_entries >= 2 * io->cfg.depth)
         return STK_OK;
     io_uring_queue_exit(ring);

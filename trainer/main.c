@@ -5,9 +5,11 @@
 #include "engine/stoker.h"
 
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static const struct verb {
@@ -54,6 +56,22 @@ static void fill_standard_files(void)
         }
 }
 
+/* What was printed is the result of all verbs but those that write theirs to files. A reader that
+ * went away early (a pipe into head) has what it wanted. */
+static int check_output(const char *verb, int code)
+{
+    struct stat st;
+    bool lost = fflush(stdout) != 0 || ferror(stdout);
+    if (!lost || code != EXIT_DONE) return code;
+    if (fstat(STDOUT_FILENO, &st) == 0 && (S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode)))
+        return code;
+    fprintf(stderr,
+            "stoker: standard output could not be written (a full disk?): what %s printed is "
+            "incomplete\n",
+            verb);
+    return strcmp(verb, "train") == 0 ? code : EXIT_OPERATING;
+}
+
 int main(int argc, char **argv)
 {
     fill_standard_files();
@@ -64,7 +82,8 @@ int main(int argc, char **argv)
         return EXIT_USE;
     }
     for (int i = 0; i < VERB_N; i++)
-        if (strcmp(argv[1], verbs[i].name) == 0) return verbs[i].run(argc - 2, argv + 2);
+        if (strcmp(argv[1], verbs[i].name) == 0)
+            return check_output(argv[1], verbs[i].run(argc - 2, argv + 2));
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
         strcmp(argv[1], "help") == 0) {
         print_usage(stdout);

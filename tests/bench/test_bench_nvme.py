@@ -241,6 +241,13 @@ def test_refusals(place):
     assert os.listdir(place) == ["file.json"]
 
 
+def test_standard_output_that_is_full(place):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([STOKER, "bench", "nvme", place, *POINT, "--no-fio", "--mode", "read"], stdout=full,
+                              stderr=subprocess.PIPE, timeout=LIMIT_S)
+    assert done.returncode == 1 and b"standard output" in done.stderr, done
+
+
 def test_no_such_bench(place):
     done = subprocess.run([STOKER, "bench", "nvm"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=LIMIT_S)
     assert done.returncode == 2 and b"did you mean nvme" in done.stderr

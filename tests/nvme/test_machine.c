@@ -203,11 +203,11 @@ static bool trip(enum io_kind kind, bool registered, char text[2048])
     return ok;
 }
 
-static int deny_setup(uint32_t result)
+static int deny(uint32_t call, uint32_t result)
 {
     struct sock_filter code[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | result),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
@@ -216,10 +216,10 @@ static int deny_setup(uint32_t result)
            prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &prog) == 0;
 }
 
-static int refused_with(uint32_t os_errno, const char *name)
+static int refused_with(uint32_t call, uint32_t os_errno, const char *name)
 {
     char text[2048];
-    if (!deny_setup(os_errno)) return 77;
+    if (!deny(call, os_errno)) return 77;
     if (!trip(IO_AUTO, true, text) || !strstr(text, "posix") || !strstr(text, name) ||
         (os_errno == EPERM && !strstr(text, "kernel.io_uring_disabled"))) {
         printf("# %s\n", text);
@@ -233,10 +233,14 @@ static int refused_with(uint32_t os_errno, const char *name)
     fflush(stdout);
     return 0;
 }
-static int refused_eperm(void) { return refused_with(EPERM, "EPERM"); }
-static int refused_enosys(void) { return refused_with(ENOSYS, "ENOSYS"); }
+static int refused_eperm(void) { return refused_with(SYS_io_uring_setup, EPERM, "EPERM"); }
+static int refused_enosys(void) { return refused_with(SYS_io_uring_setup, ENOSYS, "ENOSYS"); }
+static int refused_enter(void) { return refused_with(SYS_io_uring_enter, EPERM, "EPERM"); }
 
-static int refused_enomem(void) { return refused_with(ENOMEM, "RLIMIT_MEMLOCK"); }
+static int refused_enomem(void)
+{
+    return refused_with(SYS_io_uring_setup, ENOMEM, "RLIMIT_MEMLOCK");
+}
 
 TEST(io_nvm_29_io_uring_refused)
 {
@@ -244,6 +248,7 @@ TEST(io_nvm_29_io_uring_refused)
     if (rc == 77) SKIP("no seccomp here");
     CHECK(rc == 0);
     CHECK(in_child(refused_enosys) == 0);
+    CHECK(in_child(refused_enter) == 0);
 }
 
 /* NVM-28: kernels before 5.12 count rings on the locked memory of the user. */
