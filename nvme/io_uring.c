@@ -79,8 +79,8 @@ static stk_status refuse(struct stk_error *err, int os_errno)
     }
 }
 
-/* A ring may be allowed and every use of it denied (a seccomp list that lacks io_uring_enter). 0, or
- * an errno value. */
+/* A ring may be allowed and every use of it denied (a seccomp list that lacks io_uring_enter).
+ * 0, or an errno value. */
 static int try_nop(struct io_uring *ring)
 {
     struct io_uring_cqe *cqe;

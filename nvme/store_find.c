@@ -507,8 +507,8 @@ static stk_status check_files(struct store *s, const struct store_run *r, struct
         uint64_t bytes = 0;
         if (!store_file_size(s->sim_disk, p->file, &bytes) || bytes < p->size_bytes)
             return stk_error_set(err, STK_ERR_CORRUPT, 0,
-                                 "%s: has %llu bytes, the durable step needs %llu: the file was cut "
-                                 "short or removed; put it back, or discard the durable step",
+                                 "%s: has %llu bytes, the durable step needs %llu: the file was "
+                                 "cut short or removed; put it back, or discard the durable step",
                                  p->file,
                                  (unsigned long long)bytes, (unsigned long long)p->size_bytes);
         bytes = 0;

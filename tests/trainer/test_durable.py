@@ -318,7 +318,7 @@ def test_what_is_damaged_is_one_sentence(p):
     damaged(os.path.join(folder, "extents-0.bin"), ["extents-0.bin", "discard"], cut)
     damaged(p.at("hurt", "run.json"), ["run.json", "put it back"], lambda x: write(x, "{"))
     table = os.path.join(folder, "table.bin")
-    damaged(table, "no complete checkpoint", os.mkfifo)
+    damaged(table, ["table.bin", "cannot be read", "--discard"], os.mkfifo)
     os.rename(p.at("nvme-hurt"), p.at("nvme-away"))  # not mounted today
     refused(1, ["run.json", "nvme-hurt", "--discard"], *base[:-3], "--resume")
     os.rename(p.at("nvme-away"), p.at("nvme-hurt"))
