@@ -196,9 +196,9 @@ stk_status train_left_find(struct train *t, struct stk_error *err)
     bool rubbish = json_is_true(json_object_get(doc, "discard"));
     json_decref(doc);
     STK_TRY(st);
-    if (rubbish && l->found) {
+    if (rubbish) { /* a kill came between the removal of the store and that of run.json */
         if (!t->o.dry_run && t->o.verb == FOR_TRAIN) {
-            STK_TRY(discard_left(t, err));
+            if (l->found) STK_TRY(discard_left(t, err));
             remove_run(t);
         }
         forget_left(l);

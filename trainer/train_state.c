@@ -212,6 +212,14 @@ static stk_status take_durable(struct train *t, struct stk_error *err)
     return STK_OK;
 }
 
+static bool has_model(const struct train *t)
+{
+    char *path = sys_format("%s/config.json", t->o.out);
+    bool there = path && access(path, F_OK) == 0;
+    sys_free(path);
+    return there;
+}
+
 stk_status train_resume_find(struct train *t, struct stk_error *err)
 {
     char *note = NULL;
@@ -231,7 +239,11 @@ stk_status train_resume_find(struct train *t, struct stk_error *err)
     if (st == STK_END)
         stk_error_set(err, STK_ERR_STATE, 0,
                       "--resume: %s holds no complete checkpoint, and there is no durable step%s%s",
-                      t->ckpt_dir, note ? ": " : "; leave --resume out to begin", note ? note : "");
+                      t->ckpt_dir,
+                      note           ? ": "
+                      : has_model(t) ? "; the model in --out is complete"
+                                     : "; leave --resume out to begin",
+                      note ? note : "");
     else if (st != STK_OK)
         stk_error_set(err, st, 0, "--resume: %s", why.text[0] ? why.text : stk_status_text(st));
     sys_free(note);

@@ -340,6 +340,16 @@ def test_a_checkpoint_cut_short_by_a_kill(p):
         assert weights(p, name) == reference(p) and not os.path.exists(p.at(name, "checkpoints"))
 
 
+def test_a_kill_just_before_the_end(p):
+    """The model is complete, the store gone, run.json not yet: the next run takes it away and says what is there."""
+    p.train("nearly", "--steps", STEPS, *FIXED)
+    os.makedirs(p.at("nvme-nearly"))
+    write(p.at("nearly", "run.json"), json.dumps({"run_id": "0" * 16, "nvme": [p.at("nvme-nearly")], "discard": True}))
+    refused(1, ["--resume", "the model in --out is complete"], *arguments(p, "nearly", "--steps", STEPS, "--resume")[1:],
+            absent=[p.at("nearly", "run.json")])
+    assert weights(p, "nearly") == reference(p)
+
+
 # --- kill -9 anywhere -------------------------------------------------------------------------------------------------
 
 def went_on(p, out, options):
