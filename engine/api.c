@@ -7,6 +7,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 const char *stk_version(void) { return "0.1.0"; }
 void stk_free(void *p) { sys_free(p); }
@@ -37,8 +38,15 @@ void eng_note(stk_engine *e, const char *fmt, ...)
         e->n_notes++;
 }
 
+enum eng_state eng_state(const stk_engine *e) { return getpid() == e->pid ? e->state : ENG_FORKED; }
+
 stk_status eng_refuse_state(stk_engine *e, const char *call, const char *expected)
 {
+    if (eng_state(e) == ENG_FORKED)
+        return stk_error_set(&e->err, STK_ERR_STATE, 0,
+                             "%s: the engine was opened by process %d; a child of fork cannot use "
+                             "it: open another one here",
+                             call, (int)e->pid);
     static const char *const names[] = { "being described",      "planned without memory (dry)",
                                          "between steps",        "inside a step",
                                          "inside an evaluation", "failed" };
@@ -207,6 +215,7 @@ stk_status stk_open(const stk_config *c, stk_engine **out)
 {
     stk_engine *e = *out = sys_calloc(1, sizeof *e);
     if (!e) return STK_ERR_NOMEM;
+    e->pid = getpid();
     stk_status st = copy_config(e, c);
     if (st == STK_OK) st = check_choices(e);
     if (st == STK_OK) st = check_range(e);
@@ -268,7 +277,8 @@ static void free_description(stk_engine *e)
 
 void stk_close(stk_engine *e)
 {
-    if (!e) return;
+    /* A child of fork has neither the threads nor the memory; the files are its parent's. */
+    if (!e || eng_state(e) == ENG_FORKED) return;
     quiesce(e);
     if (e->team) exec_team_close(e->team);
     dev_stream_close(e->compute);
@@ -327,7 +337,7 @@ stk_status stk_block(stk_engine *e, const char *name, const stk_tensor_desc *ten
                      uint32_t *block, uint32_t *first_tensor)
 {
     stk_error_clear(&e->err);
-    if (e->state != ENG_DESCRIBE) return eng_refuse_state(e, "stk_block", "before stk_seal");
+    if (eng_state(e) != ENG_DESCRIBE) return eng_refuse_state(e, "stk_block", "before stk_seal");
     struct eng_block_desc *all = grow_one(e->blocks, e->n_blocks, sizeof *all);
     if (!all)
         return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory to describe block %s", name);
@@ -351,7 +361,7 @@ stk_status stk_block(stk_engine *e, const char *name, const stk_tensor_desc *ten
 stk_status stk_order(stk_engine *e, const stk_place *places, uint32_t n)
 {
     stk_error_clear(&e->err);
-    if (e->state != ENG_DESCRIBE) return eng_refuse_state(e, "stk_order", "before stk_seal");
+    if (eng_state(e) != ENG_DESCRIBE) return eng_refuse_state(e, "stk_order", "before stk_seal");
     for (uint32_t i = 0; i < n; i++)
         if (places[i].block >= e->n_blocks)
             return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
@@ -370,7 +380,7 @@ stk_status stk_order(stk_engine *e, const stk_place *places, uint32_t n)
 stk_status stk_workspace(stk_engine *e, uint64_t size_bytes)
 {
     stk_error_clear(&e->err);
-    if (e->state != ENG_DESCRIBE) return eng_refuse_state(e, "stk_workspace", "before stk_seal");
+    if (eng_state(e) != ENG_DESCRIBE) return eng_refuse_state(e, "stk_workspace", "before stk_seal");
     e->workspace_bytes = (size_bytes + 4095) / 4096 * 4096;
     return STK_OK;
 }
@@ -379,7 +389,7 @@ stk_status stk_reserve(stk_engine *e, stk_where where, const char *owner, uint64
                        uint32_t *handle)
 {
     stk_error_clear(&e->err);
-    if (e->state != ENG_DESCRIBE) return eng_refuse_state(e, "stk_reserve", "before stk_seal");
+    if (eng_state(e) != ENG_DESCRIBE) return eng_refuse_state(e, "stk_reserve", "before stk_seal");
     struct eng_reserve *all = grow_one(e->reserves, e->n_reserves, sizeof *all);
     if (!all) return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory to note a reservation");
     e->reserves = all;

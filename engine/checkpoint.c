@@ -137,7 +137,7 @@ static stk_status save_tensors(stk_engine *e, const char *folder)
 stk_status stk_save(stk_engine *e, const char *dir, const char *client_json, uint32_t keep)
 {
     stk_error_clear(&e->err);
-    if (e->state != ENG_READY) return eng_refuse_state(e, "stk_save", "between steps");
+    if (eng_state(e) != ENG_READY) return eng_refuse_state(e, "stk_save", "between steps");
     STK_TRY(stk_flush(e));
     STK_TRY(counters_check_client(e, "stk_save", client_json));
     char *partial = NULL;
@@ -267,7 +267,7 @@ stk_status stk_restore(stk_engine *e, const char *path, bool any_numerics, char 
 {
     stk_error_clear(&e->err);
     if (client_json) *client_json = NULL;
-    if (e->state != ENG_READY || e->begun > 0)
+    if (eng_state(e) != ENG_READY || e->begun > 0)
         return eng_refuse_state(e, "stk_restore", "after stk_seal, before the first step");
     json_t *doc = NULL;
     STK_TRY(manifest_read(path, true, &doc, &e->err));

@@ -116,8 +116,10 @@ static stk_status settle(stk_engine *e)
     stk_status st = exec_event_wait(&d->event, exec_now_ns(e->ex) + stall, &err);
     if (st == STK_OK) return STK_OK;
     e->state = ENG_FAILED;
+    struct stk_error oldest = { 0 }; /* which transfer it is that does not end: file and place */
+    bool stuck = io_drain(e->io, exec_now_ns(e->ex), &oldest) == STK_ERR_STALLED;
     return stk_error_set(&e->err, st, 0, "the durable step %llu does not end: %s",
-                         (unsigned long long)d->step, err.text);
+                         (unsigned long long)d->step, stuck ? oldest.text : err.text);
 }
 
 void durable_quiesce(stk_engine *e, uint64_t deadline_ns)
@@ -163,7 +165,7 @@ stk_status stk_durable(stk_engine *e, const char *client_json)
 {
     struct eng_durable *d = &e->durable;
     stk_error_clear(&e->err);
-    if (e->state != ENG_READY) return eng_refuse_state(e, "stk_durable", "between steps");
+    if (eng_state(e) != ENG_READY) return eng_refuse_state(e, "stk_durable", "between steps");
     if (!e->cfg.durable)
         return stk_error_set(&e->err, STK_ERR_STATE, 0,
                              "stk_durable: no room is reserved for durable steps: set "
@@ -189,7 +191,7 @@ stk_status stk_durable(stk_engine *e, const char *client_json)
 stk_status stk_durable_wait(stk_engine *e)
 {
     stk_error_clear(&e->err);
-    if (e->state != ENG_READY) return eng_refuse_state(e, "stk_durable_wait", "between steps");
+    if (eng_state(e) != ENG_READY) return eng_refuse_state(e, "stk_durable_wait", "between steps");
     STK_TRY(settle(e));
     return durable_report(e);
 }
@@ -308,7 +310,7 @@ stk_status stk_resume_durable(stk_engine *e, bool any_numerics, char **client_js
     char name[96];
     stk_error_clear(&e->err);
     if (client_json) *client_json = NULL;
-    if (e->state != ENG_READY || e->begun > 0)
+    if (eng_state(e) != ENG_READY || e->begun > 0)
         return eng_refuse_state(e, "stk_resume_durable", "after stk_seal, before the first step");
     if (!e->cfg.adopt)
         return stk_error_set(&e->err, STK_ERR_STATE, 0,

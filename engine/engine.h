@@ -18,8 +18,9 @@
 #include "offload/adam.h"
 #include "offload/chunk.h"
 #include <stdatomic.h>
+#include <sys/types.h>
 
-enum eng_state { ENG_DESCRIBE, ENG_DRY, ENG_READY, ENG_STEP, ENG_EVAL, ENG_FAILED };
+enum eng_state { ENG_DESCRIBE, ENG_DRY, ENG_READY, ENG_STEP, ENG_EVAL, ENG_FAILED, ENG_FORKED };
 
 struct eng_block_desc {
     char *name;
@@ -141,6 +142,8 @@ struct stk_engine {
     uint64_t workspace_bytes;
     void *workspace;
 
+    pid_t pid;                      /* of who opened it: a child of fork may not use it (NVM-35) */
+
     /* machinery */
     struct exec *ex;
     struct exec_lane *lane;
@@ -212,6 +215,9 @@ struct stk_engine {
 };
 
 /* --- api.c ------------------------------------------------------------------------------------ */
+/* What calls ask first; ENG_FORKED in a child of fork, which has neither the threads nor the memory
+ * of the engine. */
+enum eng_state eng_state(const stk_engine *e);
 stk_status eng_refuse_state(stk_engine *e, const char *call, const char *expected);
 void eng_note(stk_engine *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 

@@ -248,7 +248,7 @@ stk_status stk_acquire(stk_engine *e, uint32_t block, stk_dir dir, uint32_t micr
 {
     stk_error_clear(&e->err);
     struct own_order *o = e->own;
-    if (!o || e->state != ENG_STEP)
+    if (!o || eng_state(e) != ENG_STEP)
         return eng_refuse_state(e, "stk_acquire", "inside a step of an engine with own_order");
     if (block >= e->layout->n_blocks)
         return stk_error_set(&e->err, STK_ERR_CONFIG, 0, "stk_acquire: block %u; there are %u",
@@ -297,7 +297,7 @@ stk_status stk_release(stk_engine *e, const stk_visit *v)
     stk_error_clear(&e->err);
     struct own_order *o = e->own;
     uint32_t slot = (uint32_t)v->priv[0] - 1;
-    if (!o || e->state != ENG_STEP || v->priv[0] == 0 || slot >= e->cfg.own_held_max ||
+    if (!o || eng_state(e) != ENG_STEP || v->priv[0] == 0 || slot >= e->cfg.own_held_max ||
         !o->held[slot].used || o->held[slot].serial != v->priv[1])
         return stk_error_set(&e->err, STK_ERR_STATE, 0, "stk_release: this visit is not held");
     struct own_held *h = &o->held[slot];
@@ -315,7 +315,7 @@ stk_status stk_grad_add(stk_engine *e, uint32_t tensor, uint64_t first, uint64_t
                         const void *data, stk_dtype dtype)
 {
     stk_error_clear(&e->err);
-    if (!e->own || e->state != ENG_STEP)
+    if (!e->own || eng_state(e) != ENG_STEP)
         return eng_refuse_state(e, "stk_grad_add", "inside a step of an engine with own_order");
     if (tensor >= e->n_tensors)
         return stk_error_set(&e->err, STK_ERR_CONFIG, 0, "stk_grad_add: tensor %u; there are %u",

@@ -347,7 +347,9 @@ stk_status run_wait(stk_engine *e, struct exec_event *ev)
     for (;;) {
         uint64_t seen = atomic_load(&e->progress), deadline = exec_now_ns(e->ex) + stall_ns;
         struct stk_error err = { 0 };
-        stk_status st = exec_event_wait(ev, deadline, &err);
+        /* the run may have failed before the caller reset the event, and sets it no more */
+        stk_status st = STK_OK;
+        if (!atomic_load(&e->failed)) st = exec_event_wait(ev, deadline, &err);
         if (atomic_load(&e->failed)) {
             e->state = ENG_FAILED;
             return stk_error_forward(&e->err, &e->fail);

@@ -353,7 +353,7 @@ static stk_status seal_machine(stk_engine *e)
 stk_status stk_seal(stk_engine *e, bool dry)
 {
     stk_error_clear(&e->err);
-    if (e->state != ENG_DESCRIBE) return eng_refuse_state(e, "stk_seal", "once, after stk_open");
+    if (eng_state(e) != ENG_DESCRIBE) return eng_refuse_state(e, "stk_seal", "once, after stk_open");
     stk_status st = seal_plan(e);
     if (st == STK_OK && !dry) st = seal_machine(e);
     else if (st == STK_OK) drives_note(e);

@@ -286,7 +286,7 @@ static uint32_t chunk_of(const stk_engine *e, uint32_t block, uint64_t elem)
 static stk_status check_range(stk_engine *e, const char *call, uint32_t tensor, uint64_t first,
                               uint64_t n)
 {
-    if (e->state != ENG_READY) return eng_refuse_state(e, call, "between steps");
+    if (eng_state(e) != ENG_READY) return eng_refuse_state(e, call, "between steps");
     if (tensor >= e->n_tensors)
         return stk_error_set(&e->err, STK_ERR_CONFIG, 0, "%s: tensor %u; there are %u", call,
                              tensor, e->n_tensors);

@@ -39,7 +39,7 @@ static uint64_t *exposed_of(stk_engine *e, uint8_t kind)
 stk_status stk_step_begin(stk_engine *e, const stk_step *s)
 {
     stk_error_clear(&e->err);
-    if (e->state != ENG_READY) return eng_refuse_state(e, "stk_step_begin", "between steps");
+    if (eng_state(e) != ENG_READY) return eng_refuse_state(e, "stk_step_begin", "between steps");
     if (!place_trains(e))
         return stk_error_set(&e->err, STK_ERR_STATE, 0,
                              "stk_step_begin: every tensor is frozen: there is nothing to train");
@@ -110,7 +110,7 @@ stk_status step_wait_visit(stk_engine *e, uint32_t index)
 stk_status stk_next(stk_engine *e, stk_visit *v)
 {
     stk_error_clear(&e->err);
-    if ((e->state != ENG_STEP && e->state != ENG_EVAL) || e->cfg.own_order)
+    if ((eng_state(e) != ENG_STEP && eng_state(e) != ENG_EVAL) || e->cfg.own_order)
         return eng_refuse_state(e, "stk_next",
                                 "inside a step or an evaluation, in the engine's order");
     uint32_t index = e->asked;
@@ -155,7 +155,7 @@ stk_status step_visit_queued(stk_engine *e, uint32_t index)
 stk_status stk_done(stk_engine *e, const stk_visit *v)
 {
     stk_error_clear(&e->err);
-    if ((e->state != ENG_STEP && e->state != ENG_EVAL) || e->cfg.own_order)
+    if ((eng_state(e) != ENG_STEP && eng_state(e) != ENG_EVAL) || e->cfg.own_order)
         return eng_refuse_state(e, "stk_done", "after stk_next");
     if (v->index != e->given_back || e->asked != v->index + 1)
         return stk_error_set(&e->err, STK_ERR_STATE, 0,
@@ -231,7 +231,7 @@ stk_status step_finish(stk_engine *e, stk_step_stats *stats)
 stk_status stk_step_end(stk_engine *e, stk_step_stats *stats)
 {
     stk_error_clear(&e->err);
-    if (e->state != ENG_STEP) return eng_refuse_state(e, "stk_step_end", "inside a step");
+    if (eng_state(e) != ENG_STEP) return eng_refuse_state(e, "stk_step_end", "inside a step");
     if (e->cfg.own_order) {
         STK_TRY(own_step_end(e));
         stk_status st = step_finish(e, stats);
@@ -248,7 +248,7 @@ stk_status stk_step_end(stk_engine *e, stk_step_stats *stats)
 stk_status stk_flush(stk_engine *e)
 {
     stk_error_clear(&e->err);
-    if (e->state != ENG_READY) return eng_refuse_state(e, "stk_flush", "between steps");
+    if (eng_state(e) != ENG_READY) return eng_refuse_state(e, "stk_flush", "between steps");
     STK_TRY(state_flush_staged(e));
     if (!e->pending) return STK_OK;
     run_start(e, e->plan_train, PLAN_RUN_UPDATE, PLAN_NO);
@@ -260,7 +260,7 @@ stk_status stk_flush(stk_engine *e)
 stk_status stk_eval_begin(stk_engine *e)
 {
     stk_error_clear(&e->err);
-    if (e->state != ENG_READY) return eng_refuse_state(e, "stk_eval_begin", "between steps");
+    if (eng_state(e) != ENG_READY) return eng_refuse_state(e, "stk_eval_begin", "between steps");
     STK_TRY(stk_flush(e));
     if (!e->plan_eval) return eng_refuse_state(e, "stk_eval_begin", "in the engine's order only");
     e->state = ENG_EVAL;
@@ -271,7 +271,7 @@ stk_status stk_eval_begin(stk_engine *e)
 stk_status stk_eval_end(stk_engine *e)
 {
     stk_error_clear(&e->err);
-    if (e->state != ENG_EVAL) return eng_refuse_state(e, "stk_eval_end", "inside an evaluation");
+    if (eng_state(e) != ENG_EVAL) return eng_refuse_state(e, "stk_eval_end", "inside an evaluation");
     if (e->given_back < e->plan_eval->n_visits)
         return stk_error_set(&e->err, STK_ERR_STATE, 0,
                              "stk_eval_end: %u of %u visits were given back", e->given_back,

@@ -172,7 +172,7 @@ void stk_config_init(stk_config *c, size_t size);
 stk_status stk_open(const stk_config *c, stk_engine **out);
 /* [waits] Ends work in flight, removes the run's swap files unless a durable step is on them, frees.
  * A pending update is NOT run (stk_flush does), a durable step that waits for it is not made. NULL
- * allowed. */
+ * allowed. In a child of fork: does nothing, and every other call is refused (STK_ERR_STATE). */
 void stk_close(stk_engine *e);
 const char *stk_error_text(const stk_engine *e); /* of the last failed call; "" if none; valid until
                                                   * the next call */

@@ -145,6 +145,7 @@ void io_pump_init(struct io *io);
 void io_part_done(struct io_part *p);
 /* Application's thread: one sentence for io_describe; repeated ones are dropped. */
 void io_note(struct io *io, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void io_note_drop(struct io *io, const char *begin); /* those that begin so */
 /* io_file.c: opens a real file (O_DIRECT if it can be), finds its alignment. */
 stk_status io_file_open_real(struct io *io, struct io_file *f, struct stk_error *err);
 void io_file_close_real(struct io *io, struct io_file *f);

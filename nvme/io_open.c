@@ -28,6 +28,15 @@ void io_note(struct io *io, const char *fmt, ...)
     if (io->n_notes < IO_NOTES_MAX) memcpy(io->notes[io->n_notes++], text, sizeof text);
 }
 
+void io_note_drop(struct io *io, const char *begin)
+{
+    for (uint32_t i = io->n_notes; i-- > 0;) {
+        if (strncmp(io->notes[i], begin, strlen(begin)) != 0) continue;
+        io->n_notes--;
+        memmove(io->notes[i], io->notes[i + 1], (io->n_notes - i) * sizeof *io->notes);
+    }
+}
+
 const char *io_direct_text(const struct io *io)
 {
     bool direct = false, buffered = io->cfg.buffered;

@@ -25,6 +25,7 @@ struct ring {
     bool fixed_files, fixed_buffers;
     /* not even the self-test's buffer could be locked: said when there is a region to speak of */
     bool lock_refused;
+    uint64_t refused_bytes; /* of regions that could not be registered */
     uint32_t n_buffers; /* index in the kernel's table = index here */
     struct ring_buffer buffers[RING_BUFFERS_MAX];
     /* lane */

@@ -21,17 +21,20 @@ enum { TEST_BLOCKS = 64, TEST_BATCH = 8, TEST_BLOCK_BYTES = 4096 };
 
 static void note_refusal(struct ring *r, int os_errno, uint64_t size_bytes)
 {
+    static const char refused[] = "buffers are not registered: locking ";
     struct rlimit lim = { 0 };
     getrlimit(RLIMIT_MEMLOCK, &lim);
-    if (os_errno == ENOMEM)
+    r->refused_bytes += size_bytes;
+    if (os_errno == ENOMEM) { /* one line, with the sum, however many there are */
+        io_note_drop(r->io, refused);
         io_note(r->io,
-                "buffers are not registered: locking %llu KiB was refused, RLIMIT_MEMLOCK is %llu "
-                "KiB (raise it with ulimit "
-                "-l to that sum at least)",
-                (unsigned long long)(size_bytes + 1023) / 1024,
+                "%s%llu KiB was refused, RLIMIT_MEMLOCK is %llu KiB (raise it with ulimit -l to "
+                "that sum at least)",
+                refused, (unsigned long long)(r->refused_bytes + 1023) / 1024,
                 (unsigned long long)lim.rlim_cur / 1024);
-    else
+    } else {
         io_note(r->io, "buffers are not registered: %s", strerror(os_errno));
+    }
 }
 
 /* --- the self-test ---------------------------------------------------------------------------- */

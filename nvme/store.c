@@ -343,8 +343,10 @@ static void transfer_failed(struct store_op *op, const char *verb)
     else if (req->os_errno)
         op->status = stk_error_set(
             &op->error, req->os_errno == ENOSPC ? STK_ERR_NOSPACE : req->status, req->os_errno,
-            "%s: %s %llu bytes failed: %s; see the kernel log for the drive's state", place, verb,
-            (unsigned long long)req->size_bytes, strerror(req->os_errno));
+            "%s: %s %llu bytes failed: %s; %s", place, verb, (unsigned long long)req->size_bytes,
+            strerror(req->os_errno),
+            store_hint(req->os_errno) ? store_hint(req->os_errno)
+                                      : "see the kernel log for the drive's state");
     else
         op->status = stk_error_set(&op->error, req->status, 0,
                                    "%s: %s %llu bytes ended after %llu and went no further; the "

@@ -176,14 +176,25 @@ static void remove_if_dead(struct store *s, const char *path, const char *name)
     if (fd >= 0) sys_close(fd);
 }
 
+const char *store_hint(int os_errno)
+{
+    switch (os_errno) {
+    case EMFILE: return "raise the limit of open files with ulimit -n";
+    case ENFILE: return "the machine has too many open files (sysctl fs.file-max)";
+    case EFBIG: return "raise the limit of a file's size with ulimit -f, or name another path";
+    case ENOSPC: case EDQUOT: return "free space there or name another path";
+    default: return NULL;
+    }
+}
+
 stk_status store_path_lock(const char *path, int *out_fd, struct stk_error *err)
 {
     *out_fd = sys_open(path, O_RDONLY | O_DIRECTORY, 0);
     if (*out_fd < 0)
         return stk_error_set(err, STK_ERR_IO, errno,
-                             "%s: cannot be used as a swap folder: %s; it must exist and be "
-                             "writable",
-                             path, strerror(errno));
+                             "%s: cannot be used as a swap folder: %s; %s", path, strerror(errno),
+                             store_hint(errno) ? store_hint(errno)
+                                               : "it must exist and be writable");
     /* without locks (old NFS) two starts at once stay a small risk */
     while (flock(*out_fd, LOCK_EX) != 0 && errno == EINTR) {}
     return STK_OK;
@@ -303,7 +314,9 @@ stk_status store_lock_make(struct store_path *p, int flags, struct stk_error *er
     p->lock_fd = sys_open(name, O_RDWR | O_CREAT | flags, 0644);
     if (p->lock_fd < 0 || store_lock_write(p->lock_fd) != 0)
         return stk_error_set(err, errno == ENOSPC ? STK_ERR_NOSPACE : STK_ERR_IO, errno,
-                             "%s: cannot be written: %s", name, strerror(errno));
+                             "%s: cannot be written: %s%s%s", name, strerror(errno),
+                             store_hint(errno) ? "; " : "",
+                             store_hint(errno) ? store_hint(errno) : "");
     if (flock(p->lock_fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
         return stk_error_set(err, STK_ERR_STATE, errno,
                              "%s: is locked by another run, which cannot be", name);
@@ -338,16 +351,17 @@ static stk_status make_file(const char *name, uint64_t size_bytes, bool durable,
 {
     int fd = sys_open(name, O_RDWR | O_CREAT | O_EXCL, 0644);
     if (fd < 0)
-        return stk_error_set(err, STK_ERR_IO, errno, "%s: cannot be made: %s", name,
-                             strerror(errno));
+        return stk_error_set(err, STK_ERR_IO, errno, "%s: cannot be made: %s%s%s", name,
+                             strerror(errno), store_hint(errno) ? "; " : "",
+                             store_hint(errno) ? store_hint(errno) : "");
     int rc = sys_fallocate(fd, size_bytes);
     if (rc == 0 && durable && sys_fsync(fd) != 0) rc = errno;
     sys_close(fd);
     if (rc == 0) return STK_OK;
     return stk_error_set(err, rc == ENOSPC || rc == EDQUOT ? STK_ERR_NOSPACE : STK_ERR_IO, rc,
-                         "%s: cannot be given its %llu bytes: %s; free space there or name another "
-                         "path",
-                         name, (unsigned long long)size_bytes, strerror(rc));
+                         "%s: cannot be given its %llu bytes: %s; %s", name,
+                         (unsigned long long)size_bytes, strerror(rc),
+                         store_hint(rc) ? store_hint(rc) : "name another path");
 }
 
 static stk_status make_files(struct store *s, struct store_path *p, struct stk_error *err)

@@ -194,6 +194,8 @@ stk_status store_drives(struct store *s, struct store_free *room, struct stk_err
 
 bool store_is_run_folder(const char *name);
 /* Opens the path's folder and waits for its lock: under it run folders appear and go. */
+/* What to do about an error of the system; NULL: nothing is known. */
+const char *store_hint(int os_errno);
 stk_status store_path_lock(const char *path, int *out_fd, struct stk_error *err);
 /* Takes the lock of a run's folder. False: a live run holds it, or it cannot be asked. True:
  * `*out_fd` holds the lock; -1: there is no lock file, or no locks on this file system. What the

@@ -1,15 +1,18 @@
 /* tests/engine/test_sim.c - whole training runs under simulated execution, disk and device: replay,
  * and storage faults.
  *
- * A run with faults must end with the reference's bits or with a clean error. A failing seed prints
- * a line that runs it alone:
- *     STK_SEED=17 test_sim one
+ * A run with faults must end with the reference's bits or with a clean error. A seed decides the
+ * order of everything, the faults (read and write errors, short transfers, flipped and rotten bits,
+ * misdirected and lost writes, lost and late completions, reordering, full disk), and the variant:
+ * device, prefetch, order of accumulation and update, one to four drives of their own speed and
+ * weight, and whether every step is made durable. A failing seed prints a line that runs it alone:
+ *     STK_SEED=17 build/tests/engine/engine_test_sim one
  * The canary proves that the harness would notice: the medium is damaged where no checksum looks,
  * and the run must come out wrong. STK_SOAK=1: 20,000 seeds. */
 #include "engine/engine.h"
 #include "nvme/io_sim.h"
 #include "nvme/store_impl.h"
-#include "tests/engine/mlp.h"
+#include "tests/engine/durable_world.h"
 
 struct result { stk_status status; uint64_t hash, trace; char text[640]; };
 
@@ -48,9 +51,50 @@ static void keep(struct result *r, stk_status st, const stk_engine *e)
         *p = '0';
 }
 
-/* One run: fill, steps, hash. `seed` decides the order of everything, the faults, and which variant
- * of the client runs. */
+/* What a seed varies beside faults and order: a seed that is larger by VARIANTS has the same. */
+enum { VARIANTS = 128 };
+
+static uint32_t seed_drives(uint64_t seed) { return 1 + (uint32_t)(seed / 16 % 4); }
+static bool seed_durable(uint64_t seed) { return seed / 64 % 2 == 1; }
+
+static void seed_variant(stk_config *c, struct io_sim_cfg *sim, uint64_t seed)
+{
+    static const char *const names[4] = { "disk", "disk-b", "disk-c", "disk-d" };
+    uint32_t n = seed_drives(seed);
+    c->prefetch = (uint32_t)(seed % 4);
+    c->accumulate = (stk_accumulate)(seed / 4 % 2);
+    c->update = (stk_update)(1 + seed / 8 % 2);
+    for (uint32_t i = 0; i < n; i++) {
+        c->nvme[i] = names[i];
+        c->nvme_weights[i] = n > 1 ? (double)(1 + (seed + i) % 3) : 0;
+        if (n > 1) sim->drives[i] = (struct io_sim_drive){ 3e8 * (i + 1), 2e8 * (i + 1) };
+    }
+    if (seed_durable(seed)) durable_config(c, NULL, false);
+}
+
+/* Steps, each made durable where the variant says so. A commit that fails is an error of that
+ * durable step, which names the place; the run goes on without it. */
+static stk_status sim_steps(struct toy *t, bool durable, uint32_t *commits_failed)
+{
+    stk_status st = STK_OK;
+    for (int i = 0; st == STK_OK && i < SIM_STEPS; i++) {
+        stk_step_stats s = { 0 };
+        st = toy_step(t, 1e-3, &s);
+        for (int tries = 0; durable && tries < 2; tries++) {
+            if (st != STK_OK && t->e->state == ENG_READY && s.step > 0) {
+                *commits_failed += 1;
+                if (!strstr(stk_error_text(t->e), "durable")) return st;
+                st = STK_OK;
+            }
+            if (st == STK_OK && tries == 0) st = stk_durable(t->e, NULL);
+        }
+    }
+    return st;
+}
+
+/* One run: fill, steps, hash. */
 static bool checks_off; /* the canary: the store compares no checksums */
+static uint32_t commits_failed;
 
 static struct result sim_run(uint64_t seed, const struct io_sim_faults *faults,
                              stk_device_kind device, uint64_t *damage)
@@ -62,15 +106,13 @@ static struct result sim_run(uint64_t seed, const struct io_sim_faults *faults,
     toy_init(&t, 2, 2);
     t.rows = 2;
     t.cfg.device = device;
-    t.cfg.prefetch = (uint32_t)(seed % 4);
-    t.cfg.accumulate = (stk_accumulate)(seed / 4 % 2);
-    t.cfg.update = (stk_update)(1 + seed / 8 % 2);
     t.cfg.poison = false;
     sim_config(&t.cfg, seed, &sim);
+    seed_variant(&t.cfg, &sim, seed);
     stk_status st = toy_open(&t);
     if (st == STK_OK && checks_off) t.e->store->checksums = false;
     if (st == STK_OK) st = toy_fill(&t);
-    for (int i = 0; st == STK_OK && i < SIM_STEPS; i++) st = toy_step(&t, 1e-3, NULL);
+    if (st == STK_OK) st = sim_steps(&t, seed_durable(seed), &commits_failed);
     if (st == STK_OK) st = toy_hash(&t, &r.hash);
     keep(&r, st, t.e);
     stk_close(t.e);
@@ -93,8 +135,7 @@ TEST(sim_same_seed_same_trace_and_bits_other_seed_same_bits)
         CHECK(first.hash == again.hash && first.trace == again.trace && first.trace != 0);
         uint32_t same = 0;
         for (uint64_t k = 1; k <= 6; k++) {
-            /* + 16: the same variant */
-            struct result other = sim_run(test_seed() + 16 * k, NULL, devices[d], NULL);
+            struct result other = sim_run(test_seed() + VARIANTS * k, NULL, devices[d], NULL);
             CHECK(other.status == STK_OK && other.hash == first.hash);
             same += other.trace == first.trace;
         }
@@ -167,7 +208,7 @@ static bool sim_one(uint64_t seed, uint64_t want, uint32_t *errors, uint32_t *hi
     *hit += damage > 0;
     if (r.status == STK_OK ? r.hash == want : clean(&r)) return true;
     printf("# seed %" PRIu64 ": %s: %s; hash %016" PRIx64 ", wanted %016" PRIx64
-           "\n# replay: STK_SEED=%" PRIu64 " test_sim one\n",
+           "\n# replay: STK_SEED=%" PRIu64 " build/tests/engine/engine_test_sim one\n",
            seed, stk_status_name(r.status), r.text, r.hash, want, seed);
     return false;
 }
@@ -176,16 +217,25 @@ TEST(sim_a_thousand_seeds_with_storage_faults)
 {
     bool soak = getenv("STK_SOAK") != NULL;
     uint64_t n = soak ? 20000 : 1000;
-    uint32_t errors = 0, hit = 0, failed = 0;
+    uint32_t errors = 0, hit = 0, failed = 0, durable = 0, drives[5] = { 0 };
     struct result ref = sim_run(1, NULL, STK_DEVICE_HOST, NULL);
     REQUIRE(ref.status == STK_OK);
-    for (uint64_t k = 0; k < n && failed < 5; k++)
+    commits_failed = 0;
+    for (uint64_t k = 0; k < n && failed < 5; k++) {
         failed += !sim_one(test_seed() + k, ref.hash, &errors, &hit);
+        durable += seed_durable(test_seed() + k);
+        drives[seed_drives(test_seed() + k)]++;
+    }
     printf(
         "# %" PRIu64
         " seeds: %u with a fault, %u ended in a clean error, the others in the reference's bits\n",
         n, hit, errors);
+    printf("# %u with durable steps (%u commits failed and were survived or named); drives: 1: %u, "
+           "2: %u, 3: %u, 4: %u\n",
+           durable, commits_failed, drives[1], drives[2], drives[3], drives[4]);
     CHECK(failed == 0);
+    CHECK(durable > n / 3 && durable < n * 2 / 3 && commits_failed > 0);
+    for (int i = 1; i <= 4; i++) CHECK(drives[i] > n / 6);
     CHECK(errors > n / 5 && errors < n * 4 / 5);
     CHECK(hit > errors);
 }
