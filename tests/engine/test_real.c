@@ -235,7 +235,8 @@ static void write_without_room(void)
         stk_status st = world_steps(&t, 2, 1e-3);
         sys_fault_arm(SYS_WRITE, 0, 0, 0);
         CHECK(st == STK_ERR_NOSPACE || st == STK_ERR_IO);
-        CHECK(REFUSED(st, st, t.e, "chunk", folder, "extents-", "at byte", "No space left", "free space"));
+        CHECK(REFUSED(st, st, t.e, "chunk", folder, "extents-", "at byte", "No space left",
+                      "free space"));
         if (n == 1) printf("# %s\n", stk_error_text(t.e));
         stk_close(t.e);
         toy_init(&t, 2, 2);
@@ -397,8 +398,8 @@ static void large_sectors(void)
 {
     const char *folder = mounted("sectors",
                                  "truncate -s 32M img && l=$(losetup -b 4096 -f --show img) && "
-                                 "mkfs.ext4 -q -b 4096 -m 0 $l && mount $l m; s=$?; losetup -d $l; "
-                                 "exit $s");
+                                 "mkfs.ext4 -q -b 4096 -m 0 $l && mount $l m; s=$?; "
+                                 "losetup -d $l; exit $s");
     if (!folder) CHILD_SKIP("no loop device with 4 KiB sectors");
     for (int k = 0; k < 2; k++) whole_run(folder, kinds[k]);
     unmounted(folder);

@@ -1,5 +1,5 @@
-/* tests/engine/test_rows.c - rows of the field cases about swapped state that belong to the engine as a
- * whole and to no file of it: a tensor larger than any buffer, pools of every size, evaluation and
+/* tests/engine/test_rows.c - rows of the field cases about swapped state that belong to the engine
+ * as a whole and to no file of it: a tensor larger than any buffer, pools of every size, evaluation and
  * recomputation between steps. Each is compared with the same run in host memory. */
 #include "engine/engine.h"
 #include "tests/engine/mlp.h"
@@ -14,8 +14,8 @@ static void rows_toy(struct toy *t, bool nvme)
 
 /* --- NVM-07 ----------------------------------------------------------------------------------- */
 
-/* The largest tensor has seven chunks, a part of one, and some between: the engine splits it; nothing
- * is to be set. Compared with host memory at the same chunk size, which belongs to the numerics.
+/* The largest tensor has seven chunks, a part of one, and some between: the engine splits it;
+ * nothing is to be set. Compared with host memory at the same chunk size, which belongs to the numerics.
  * (One of 733 chunks: abuse_two_thousand_blocks_and_one_huge.) */
 TEST(rows_nvm_07_a_tensor_many_times_the_staging_chunk)
 {
@@ -114,8 +114,8 @@ static stk_status evaluate(struct toy *t)
     return st == STK_END ? stk_eval_end(t->e) : st;
 }
 
-/* Parameters on NVMe, activations recomputed, an evaluation between all steps: each step fetches the
- * same bytes as the one before (none twice), nothing is in flight when all is flushed, no memory
+/* Parameters on NVMe, activations recomputed, an evaluation between all steps: each step fetches
+ * the same bytes as the one before (none twice), nothing is in flight when all is flushed, no memory
  * grows, and the bits are those of host memory without evaluations. */
 TEST(rows_nvm_10_recompute_and_evaluation_between_steps)
 {

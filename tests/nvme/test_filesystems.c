@@ -1,5 +1,5 @@
-/* tests/nvme/test_filesystems.c - the extent store on file systems that are not the usual one: overlay,
- * Btrfs, a compressed block device in memory; and what preallocation promises (NVM-40).
+/* tests/nvme/test_filesystems.c - the extent store on file systems that are not the usual one:
+ * overlay, Btrfs, a compressed block device in memory; and what preallocation promises (NVM-40).
  *
  * Mounts are made in a child, in a namespace of its own; what this machine has not is skipped with
  * the reason. */
@@ -75,7 +75,8 @@ static int on(const char *words, const char *named, bool cleanup_zram)
     }
     if (cleanup_zram) {
         snprintf(cmd, sizeof cmd,
-                 "cd %s && n=$(cat zram 2> /dev/null) && echo $n > /sys/class/zram-control/hot_remove",
+                 "cd %s && n=$(cat zram 2> /dev/null) && "
+                 "echo $n > /sys/class/zram-control/hot_remove",
                  dir);
         if (system(cmd) != 0) printf("# no zram device to remove\n");
     }
