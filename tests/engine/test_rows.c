@@ -1,6 +1,6 @@
 /* tests/engine/test_rows.c - rows of the field cases about swapped state that belong to the engine
- * as a whole and to no file of it: a tensor larger than any buffer, pools of every size, evaluation and
- * recomputation between steps. Each is compared with the same run in host memory. */
+ * as a whole and to no file of it: a tensor larger than any buffer, pools of every size, evaluation
+ * and recomputation between steps. Each is compared with the same run in host memory. */
 #include "engine/engine.h"
 #include "tests/engine/mlp.h"
 
@@ -15,8 +15,8 @@ static void rows_toy(struct toy *t, bool nvme)
 /* --- NVM-07 ----------------------------------------------------------------------------------- */
 
 /* The largest tensor has seven chunks, a part of one, and some between: the engine splits it;
- * nothing is to be set. Compared with host memory at the same chunk size, which belongs to the numerics.
- * (One of 733 chunks: abuse_two_thousand_blocks_and_one_huge.) */
+ * nothing is to be set. Compared with host memory at the same chunk size, which belongs to the
+ * numerics. (One of 733 chunks: abuse_two_thousand_blocks_and_one_huge.) */
 TEST(rows_nvm_07_a_tensor_many_times_the_staging_chunk)
 {
     static const uint32_t chunks[] = { 2048, 4096, 8192, 65536 };
@@ -115,8 +115,8 @@ static stk_status evaluate(struct toy *t)
 }
 
 /* Parameters on NVMe, activations recomputed, an evaluation between all steps: each step fetches
- * the same bytes as the one before (none twice), nothing is in flight when all is flushed, no memory
- * grows, and the bits are those of host memory without evaluations. */
+ * the same bytes as the one before (none twice), nothing is in flight when all is flushed, no
+ * memory grows, and the bits are those of host memory without evaluations. */
 TEST(rows_nvm_10_recompute_and_evaluation_between_steps)
 {
     static const stk_device_kind devices[] = { STK_DEVICE_HOST, STK_DEVICE_HOST_DISCRETE };
