@@ -411,8 +411,7 @@ TEST(fio_output_that_is_none)
 {
     struct nvme_fio_rates r;
     const char *bad[] = { "", "fio: bad option", "{", "{}", "{\"jobs\": []}",
-                          "{\"jobs\": [{\"error\": 5,"
-                          " \"read\": {\"io_bytes\": 1, \"bw_bytes\": 1}}]}",
+                          "{\"jobs\": [{\"error\": 5, \"read\": {\"io_bytes\": 1, \"bw_bytes\": 1}}]}",
                           "{\"jobs\": 3}", "{\"jobs\": [1, null]}" };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) CHECK(!nvme_fio_parse(bad[i], &r));
     char cut[sizeof fio_text];
