@@ -56,7 +56,9 @@ static const char more[] =
     "registered buffers\nand files). It has no pattern like the optimizer's; beside that it runs a "
     "sequential mix of reads and writes.\n"
     "\nA result is marked invalid when memory and not a drive answered: O_DIRECT refused, tmpfs, "
-    "reads from\nthe page cache, more than the drive's link carries.\n"
+    "reads from\nthe page cache, a loop device that keeps its file there, more than the drive's "
+    "link carries; or when\na transfer or the flush behind the writes failed, which ends the run "
+    "with exit code 1.\n"
     "\nseconds per step = P * (4 / read rate + 2 / write rate + 26 / rate of the optimizer's "
     "pattern), and at\nleast P * 14 / sustained write rate: a step with all state on NVMe reads 18 "
     "and writes 14 bytes per\nparameter (parameters 2 forward, 2 backward, 2 for the update; "
@@ -158,7 +160,11 @@ static int run(struct nvme_bench *b)
     stk_status st = nvme_prepare(b, &err);
     if (st != STK_OK) return bench_fail(&err, st == STK_ERR_CONFIG ? BENCH_USE : BENCH_FAILED);
     nvme_announce(b);
-    if (measure_units(b, &err) != STK_OK) return bench_fail(&err, BENCH_FAILED);
+    if (measure_units(b, &err) != STK_OK) {
+        struct stk_error second = { 0 }; /* the first is the one to tell */
+        if (b->o.json && b->n_results > 0) (void)nvme_json_write(b, b->o.json, &second);
+        return bench_fail(&err, BENCH_FAILED);
+    }
     if (b->n_results > 0) {
         nvme_conclude(b);
         nvme_table_end(b);

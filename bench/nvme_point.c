@@ -156,10 +156,20 @@ static const char *memory_path(const struct nvme_bench *b, const struct nvme_uni
     return NULL;
 }
 
+/* Its own O_DIRECT ends at the loop device. Reads come from memory, and so does the end of a
+ * write: /proc/self/io counts both as the device's. */
+static uint32_t cached_loop(const struct nvme_bench *b, const struct nvme_unit *u)
+{
+    for (uint32_t i = 0; i < u->n_paths; i++)
+        if (b->loop_cached[u->path[i]]) return u->path[i];
+    return NVME_PATHS_MAX;
+}
+
 void nvme_point_judge(const struct nvme_bench *b, struct nvme_result *r, double from_storage)
 {
     const struct nvme_unit *u = &b->unit[r->unit];
     const char *in_memory = memory_path(b, u);
+    uint32_t loop = cached_loop(b, u);
     double link = link_of(b, u), fastest = r->bytes_per_s;
     if (r->read_bytes_per_s > 0 && r->write_bytes_per_s > 0) /* a link carries both at once */
         fastest = r->read_bytes_per_s > r->write_bytes_per_s ? r->read_bytes_per_s
@@ -171,6 +181,11 @@ void nvme_point_judge(const struct nvme_bench *b, struct nvme_result *r, double 
     else if (in_memory)
         snprintf(r->why, sizeof r->why, "%s is %s: this is memory, not a drive", in_memory,
                  "tmpfs or ramfs");
+    else if (loop < NVME_PATHS_MAX)
+        snprintf(r->why, sizeof r->why,
+                 "%.120s: %s keeps its file in the page cache, which answered for the drive; "
+                 "`losetup --direct-io=on /dev/%s` ends that",
+                 b->path[loop], b->drive[loop].device, b->drive[loop].device);
     else if (!r->direct)
         snprintf(r->why, sizeof r->why,
                  "the file system refuses O_DIRECT: the page cache was between");
@@ -401,7 +416,11 @@ stk_status nvme_point_run(struct nvme_bench *b, uint32_t unit, struct measure *m
         st = STK_OK;
     }
     r->n_pairs = n < n_fio ? n : n_fio;
-    if (st == STK_OK && n > 0) {
+    if (st != STK_OK) { /* a flush or a transfer failed: what was measured until then is no rate */
+        r->n_pairs = 0;
+        snprintf(r->why, sizeof r->why, "%.300s", err->text);
+        b->n_results++;
+    } else if (n > 0) {
         finish(b, r, s, n, r->n_pairs);
         b->n_results++;
         *out = r;

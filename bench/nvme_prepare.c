@@ -136,9 +136,9 @@ static void warn_of_paths(struct nvme_bench *b)
 {
     for (uint32_t i = 0; i < b->n_paths; i++) {
         if (b->loop_cached[i])
-            nvme_note(b, "%s: %s keeps its file in the page cache: reads may come from memory "
-                         "(`losetup --direct-io=on` ends that)",
-                      b->path[i], b->drive[i].device);
+            nvme_note(b, "%s: %s keeps its file in the page cache: no result will be valid "
+                         "(`losetup --direct-io=on /dev/%s` ends that)",
+                      b->path[i], b->drive[i].device, b->drive[i].device);
         for (uint32_t k = 0; k < i; k++) {
             bool same = b->drive[i].device_id == b->drive[k].device_id ||
                         (b->drive[i].under[0] &&

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 import xml.etree.ElementTree
 
@@ -36,6 +37,12 @@ def refused(code, words, *args):
     assert len(lines) == 1 and lines[0].startswith("stoker: "), "not one sentence: %r" % err
     for word in words:
         assert word in err, "%r is not in %r" % (word, err)
+
+
+def sanitized():
+    with open(STOKER, "rb") as x:
+        data = x.read()
+    return b"__asan_init" in data or b"__tsan_init" in data
 
 
 def load(path):
@@ -320,6 +327,55 @@ def test_kill_leaves_nothing(place):
     code, _, _ = interrupt(place, ["--no-fio", "--time", "6000"], b"pattern", signal.SIGKILL)
     assert code == -signal.SIGKILL, code
     assert not left(place)
+
+
+def test_ben_04_a_flush_that_fails(place):
+    """EIO from the flush behind the writes: exit 1, one sentence, and the result says why it is none."""
+    cc = shutil.which("cc") or shutil.which("gcc")
+    if not cc or sanitized():
+        raise Skip("no compiler for the library that makes fsync fail, or a sanitizer that must be first")
+    f, source, library = (os.path.join(place, x) for x in ("a.json", "fail.c", "fail.so"))
+    with open(source, "w") as x:  # the first is that of the file's first write
+        x.write("#include <errno.h>\nstatic int n;\nint fsync(int fd) { (void)fd; if (n++ == 0) return 0; errno = EIO; return -1; }\n")
+    subprocess.run([cc, "-shared", "-fPIC", "-o", library, source], check=True)
+    done = subprocess.run([STOKER, "bench", "nvme", place, *POINT, "--no-fio", "--kind", "posix", "--mode", "write", "--json", f],
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=LIMIT_S, env=dict(os.environ, LD_PRELOAD=library))
+    err = done.stderr.decode()
+    assert done.returncode == 1 and "flush behind the writes failed: Input/output error" in err, (done.returncode, err)
+    results = load(f)
+    assert len(results) == 1 and results[0]["valid"] is False and "flush" in results[0]["why_invalid"], results
+
+
+def test_ben_01_a_loop_device_through_the_page_cache(place):
+    """Its reads come from memory: no result of it is valid; with direct I/O they may be."""
+    if os.geteuid() != 0 or not shutil.which("losetup") or not shutil.which("mkfs.ext4"):
+        raise Skip("wants root and loop devices")
+    image, mount, f = (os.path.join(place, x) for x in ("image", "mount", "a.json"))
+    with open(image, "wb") as x:
+        os.posix_fallocate(x.fileno(), 0, 160 << 20)
+    os.mkdir(mount)
+    device = None
+    try:
+        made = subprocess.run(["losetup", "--find", "--show", image], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        if made.returncode:
+            raise Skip("no loop device: " + made.stderr.decode().strip())
+        device = made.stdout.decode().strip()
+        for command in (["mkfs.ext4", "-q", device], ["mount", device, mount]):
+            if subprocess.run(command, stderr=subprocess.PIPE).returncode:
+                raise Skip(" ".join(command) + " is refused")
+        with open("/sys/block/%s/loop/dio" % os.path.basename(device)) as x:
+            assert x.read().strip() == "0"
+        out, _ = bench(mount, *POINT, "--no-fio", "--json", f)
+        for r in load(f):
+            assert r["valid"] is False and "page cache" in r["why_invalid"] and device in r["why_invalid"], r
+        assert "memory answered" in out
+    finally:
+        for _ in range(100):  # the kernel lets go of an io_uring's files a moment after its process
+            if not os.path.ismount(mount) or subprocess.run(["umount", mount], stderr=subprocess.PIPE).returncode == 0:
+                break
+            time.sleep(0.1)
+        if device:
+            subprocess.run(["losetup", "--detach", device])
 
 
 def main():

@@ -296,6 +296,23 @@ TEST(result_ben_01_page_cache)
     CHECK(strstr(judged(j, 1), "3 blocks") != NULL);
 }
 
+TEST(result_ben_01_a_loop_device_through_the_page_cache)
+{
+    struct judged *j = good_figure();
+    j->b.drive[0].link_bytes_per_s = 0;
+    snprintf(j->b.drive[0].device, sizeof j->b.drive[0].device, "loop7");
+    CHECK(strcmp(judged(j, 1), "valid") == 0);
+    j->b.loop_cached[0] = true;
+    CHECK(strstr(judged(j, 1), "loop7 keeps its file in the page cache") != NULL);
+    CHECK(strstr(j->r.why, "losetup --direct-io=on /dev/loop7") != NULL);
+    j->b.loop_cached[0] = false; /* another path's loop device says nothing about this one */
+    j->b.loop_cached[1] = true;
+    CHECK(strcmp(judged(j, 1), "valid") == 0);
+    j->unit.path[1] = 1;
+    j->unit.n_paths = 2;
+    CHECK(strstr(judged(j, 1), "page cache") != NULL);
+}
+
 /* --- verdict ---------------------------------------------------------------------------------- */
 
 static struct nvme_evidence drive_evidence(void)
