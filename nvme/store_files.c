@@ -123,7 +123,8 @@ bool store_run_lock(const char *folder, int *out_fd, char text[STORE_LOCK_TEXT_M
     snprintf(name, sizeof name, "%s/" STORE_LOCK_NAME, folder);
     int fd = sys_open(name, O_RDWR, 0);
     if (fd < 0) {
-        if (errno == ENOENT) return true; /* it died between making the folder and the lock */
+        /* it died between making the folder and the lock; and no run holds a folder */
+        if (errno == ENOENT || errno == EISDIR) return true;
         snprintf(text, STORE_LOCK_TEXT_MAX, STORE_LOCK_DENIED ": %s", strerror(errno));
         return false;
     }

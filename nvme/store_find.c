@@ -51,8 +51,12 @@ static enum store_half_state read_half(struct io_sim_disk *disk, const char *nam
     enum store_half_state state =
         store_table_check((const uint8_t *)&head, n < 0 ? 0 : (uint64_t)n, id, why, why_bytes);
     if (state != HALF_BROKEN || n < (int64_t)sizeof head || head.size_bytes > half_bytes ||
-        head.size_bytes < sizeof head)
+        head.size_bytes < sizeof head) {
+        if (n == (int64_t)sizeof head && strncmp(why, "cut short", 9) == 0)
+            snprintf(why, why_bytes, "cut short: %llu of its %llu bytes",
+                     (unsigned long long)half_bytes, (unsigned long long)head.size_bytes);
         return state;
+    }
     uint8_t *table = sys_calloc(1, head.size_bytes);
     if (!table) {
         snprintf(why, why_bytes, "no memory for its %llu bytes",
@@ -71,7 +75,17 @@ static enum store_half_state read_half(struct io_sim_disk *disk, const char *nam
     return state;
 }
 
-/* Both halves of one path's table. */
+static bool table_size(const struct store_run *r, uint32_t path, struct io_sim_disk *disk,
+                       char name[STORE_PATH_TEXT_MAX], uint64_t *bytes)
+{
+    snprintf(name, STORE_PATH_TEXT_MAX, "%s/" STORE_TABLE_NAME, r->folder[path]);
+    if (!store_file_size(disk, name, bytes)) return false;
+    if (*bytes > STORE_TABLE_BYTES_MAX) *bytes = STORE_TABLE_BYTES_MAX; /* no table is larger */
+    return true;
+}
+
+/* Both halves of one path's table. All paths' are of one size: one that is smaller was cut short,
+ * and its second half begins where that of the others does. */
 static void read_table(struct store_run *r, uint32_t path, struct io_sim_disk *disk,
                        uint64_t seqs[2], bool *unknown)
 {
@@ -79,14 +93,15 @@ static void read_table(struct store_run *r, uint32_t path, struct io_sim_disk *d
     uint64_t bytes;
     seqs[0] = seqs[1] = 0;
     *unknown = false;
-    snprintf(name, sizeof name, "%s/" STORE_TABLE_NAME, r->folder[path]);
-    if (!store_file_size(disk, name, &bytes)) return;
-    if (bytes > STORE_TABLE_BYTES_MAX) bytes = STORE_TABLE_BYTES_MAX; /* no table is larger */
+    if (!table_size(r, path, disk, name, &bytes)) return;
     say(r->why, sizeof r->why, "%s%.200s", r->why[0] ? "; " : "", name);
+    if (bytes / 2 < r->half_bytes)
+        say(r->why, sizeof r->why, " (%llu bytes, %llu are expected)", (unsigned long long)bytes,
+            (unsigned long long)(2 * r->half_bytes));
     for (uint32_t h = 0; h < 2; h++) {
         uint8_t *table;
         enum store_half_state state =
-            read_half(disk, name, r->run_id, bytes / 2, h, &table, why, sizeof why);
+            read_half(disk, name, r->run_id, r->half_bytes, h, &table, why, sizeof why);
         r->unknown |= state == HALF_UNKNOWN;
         *unknown |= state == HALF_UNKNOWN;
         r->broken |= state == HALF_BROKEN;
@@ -100,7 +115,6 @@ static void read_table(struct store_run *r, uint32_t path, struct io_sim_disk *d
         sys_free(r->table);
         r->table = table;
         r->half = h;
-        r->half_bytes = bytes / 2;
     }
 }
 
@@ -124,8 +138,9 @@ static bool find_folder(struct store_run *r, uint32_t path, struct io_sim_disk *
 stk_status store_run_read(const char *const *paths, uint32_t n_paths, const char *run_id,
                           struct io_sim_disk *disk, struct store_run *out, struct stk_error *err)
 {
-    uint64_t seqs[STORE_PATHS_MAX][2];
+    uint64_t seqs[STORE_PATHS_MAX][2], bytes;
     bool unknown[STORE_PATHS_MAX];
+    char name[STORE_PATH_TEXT_MAX];
     memset(out, 0, sizeof *out);
     STK_ASSERT(n_paths <= STORE_PATHS_MAX);
     snprintf(out->run_id, sizeof out->run_id, "%s", run_id);
@@ -141,8 +156,11 @@ stk_status store_run_read(const char *const *paths, uint32_t n_paths, const char
             continue;
         }
         out->n_folders++;
-        read_table(out, k, disk, seqs[k], &unknown[k]);
+        if (table_size(out, k, disk, name, &bytes) && bytes / 2 > out->half_bytes)
+            out->half_bytes = bytes / 2;
     }
+    for (uint32_t k = 0; k < n_paths; k++)
+        if (out->folder[k]) read_table(out, k, disk, seqs[k], &unknown[k]);
     for (uint32_t k = 0; k < n_paths && out->table; k++) {
         out->has_newest[k] = out->folder[k] && seqs[k][out->half] == head_of(out)->seq;
         out->sure |= out->has_newest[k] && !unknown[k];
@@ -479,8 +497,6 @@ static stk_status check_geometry(const struct store *s, const struct store_cfg *
     if ((h->flags & STORE_TABLE_CHECKSUMS) != (s->checksums ? STORE_TABLE_CHECKSUMS : 0))
         return differs(err, r, "checksums (1: on)", h->flags & STORE_TABLE_CHECKSUMS,
                        s->checksums);
-    if (s->buffer_bytes > r->half_bytes)
-        return differs(err, r, "bytes for table and payload of", r->half_bytes, s->buffer_bytes);
     for (uint32_t i = 0; i < h->n_extents; i++) {
         char what[64];
         snprintf(what, sizeof what, "extent %u of bytes", i);
@@ -490,6 +506,13 @@ static stk_status check_geometry(const struct store *s, const struct store_cfg *
         if (e[i].cls != store_extent_class(cfg, i))
             return differs(err, r, what, e[i].cls, store_extent_class(cfg, i));
     }
+    if (s->buffer_bytes > r->half_bytes) /* the payload's size stands nowhere else */
+        return stk_error_set(err, STK_ERR_CONFIG, 0,
+                             "%s/" STORE_TABLE_NAME ": has %llu bytes, %llu are expected: the file "
+                             "was cut short, or made for fewer bytes for table and payload; put it "
+                             "back, or discard the durable step",
+                             r->folder[given_path(r, 0)], (unsigned long long)(2 * r->half_bytes),
+                             (unsigned long long)(2 * s->buffer_bytes));
     return STK_OK;
 }
 
@@ -502,6 +525,7 @@ static stk_status check_files(struct store *s, const struct store_run *r, struct
         uint64_t end = e[i].offset_bytes + store_round(e[i].payload_bytes) * s->extents[i].room;
         if (end > p->size_bytes) p->size_bytes = end;
     }
+    uint64_t table = 2 * r->half_bytes;
     for (uint32_t j = 0; j < s->n_paths; j++) {
         struct store_path *p = &s->paths[j];
         uint64_t bytes = 0;
@@ -512,13 +536,14 @@ static stk_status check_files(struct store *s, const struct store_run *r, struct
                                  p->file,
                                  (unsigned long long)bytes, (unsigned long long)p->size_bytes);
         bytes = 0;
-        if (!store_file_size(s->sim_disk, p->table, &bytes) || bytes != 2 * r->half_bytes)
+        if (!store_file_size(s->sim_disk, p->table, &bytes) || bytes != table)
             return stk_error_set(err, STK_ERR_CORRUPT, 0,
-                                 "%s: has %llu bytes, %llu are expected: the file was changed or "
-                                 "removed; put it back, or discard the durable step",
-                                 p->table,
-                                 (unsigned long long)bytes,
-                                 (unsigned long long)(2 * r->half_bytes));
+                                 "%s: has %llu bytes, %llu are expected: the file was %s; put it "
+                                 "back, or discard the durable step",
+                                 p->table, (unsigned long long)bytes, (unsigned long long)table,
+                                 bytes == 0      ? "removed"
+                                 : bytes < table ? "cut short"
+                                                 : "changed");
     }
     return STK_OK;
 }

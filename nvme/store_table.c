@@ -101,6 +101,12 @@ enum store_half_state store_table_check(const uint8_t *half, uint64_t have_bytes
         return h->format > STORE_TABLE_FORMAT && h->format <= STORE_TABLE_FORMAT_MAX ? HALF_UNKNOWN
                                                                                      : HALF_BROKEN;
     }
+    if (h->size_bytes > have_bytes && h->n_paths >= 1 &&
+        h->n_paths <= STORE_PATHS_MAX && h->payload_bytes <= h->size_bytes) {
+        snprintf(why, why_bytes, "cut short: %llu of its %llu bytes",
+                 (unsigned long long)have_bytes, (unsigned long long)h->size_bytes);
+        return HALF_BROKEN;
+    }
     if (h->n_paths < 1 || h->n_paths > STORE_PATHS_MAX || h->size_bytes > have_bytes ||
         h->payload_bytes > h->size_bytes ||
         h->size_bytes - h->payload_bytes != store_table_fixed_bytes(h->n_paths, h->n_extents)) {

@@ -25,6 +25,8 @@ struct train_left {
     char *where;             /* a sentence's part: which, on which folders, how large; stk_free */
     char *folders[STK_NVME_MAX]; /* where they may lie; sys_free */
     uint32_t n_folders;
+    char *away[STK_NVME_MAX]; /* named by run.json, cannot be looked into; sys_free */
+    uint32_t n_away;
     uint64_t checkpoint_step; /* the newest, when both were there; 0: none */
     bool own;                /* this process writes under run_id */
     bool over;               /* they are not needed any more */
@@ -88,6 +90,8 @@ stk_status train_left_find(struct train *t, struct stk_error *err);
 /* --resume: true if the durable step is the newer one; settles whether the store is taken over. */
 stk_status train_left_choose(struct train *t, uint64_t checkpoint_step, bool have_checkpoint,
                              bool *taken, struct stk_error *err);
+/* Whether train_left_discard will remove something. */
+bool train_left_discards(const struct train *t);
 /* --discard, when everything that could be refused was. */
 stk_status train_left_discard(struct train *t, struct stk_error *err);
 stk_status train_durable_name(struct train *t, struct stk_error *err);  /* before run_open */

@@ -10,6 +10,7 @@
 #include "formats/files.h"
 #include "trainer/train.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -20,6 +21,8 @@
 #include <unistd.h>
 
 #define RUN_JSON "run.json"
+#define RUN_PREFIX "stoker-run-"
+#define PREFIX_CHARS (sizeof RUN_PREFIX - 1)
 
 /* Folders to look in: those given, then those that run.json names; each once, existing ones
  * only. */
@@ -104,6 +107,19 @@ static void remove_run(const struct train *t)
 
 /* --- what a dead run left --------------------------------------------------------------------- */
 
+/* What cannot be removed (a file that is not ours, a folder that may not be written) does not stop
+ * the run once no durable step is there any more. */
+static bool nothing_durable(const struct train_left *l)
+{
+    uint64_t step;
+    char *where = NULL;
+    stk_status st =
+        stk_find_durable((const char *const *)l->folders, l->n_folders, l->run_id, &step, NULL,
+                         &where);
+    stk_free(where);
+    return st == STK_END;
+}
+
 static stk_status discard_left(struct train *t, struct stk_error *err)
 {
     struct train_left *l = &t->left;
@@ -111,6 +127,10 @@ static stk_status discard_left(struct train *t, struct stk_error *err)
     stk_status st = l->n_folders ? stk_discard_found((const char *const *)l->folders, l->n_folders,
                                                      l->run_id, &where)
                                  : STK_END;
+    if (st == STK_ERR_IO && nothing_durable(l)) {
+        printf("--discard: %s; remove what is left by hand\n", where ? where : stk_status_text(st));
+        st = STK_OK;
+    }
     if (st != STK_OK && st != STK_END)
         stk_error_set(err, st, 0, "--discard: %s", where ? where : stk_status_text(st));
     sys_free(where);
@@ -161,6 +181,13 @@ static stk_status look(struct train *t, const json_t *doc, struct stk_error *err
     stk_status st = find_in(&f, l->run_id, &l->step, &client, &where);
     memcpy(l->folders, f.path, sizeof l->folders);
     l->n_folders = f.n;
+    json_array_foreach(json_object_get(doc, "nvme"), i, item)
+    {
+        const char *path = json_string_value(item);
+        if (path && access(path, R_OK | X_OK) != 0 && l->n_away < STK_NVME_MAX &&
+            (l->away[l->n_away] = sys_strdup(path)))
+            l->n_away++;
+    }
     l->found = st == STK_OK;
     l->client = client ? json_loads(client, 0, NULL) : NULL;
     l->where = where;
@@ -210,17 +237,64 @@ stk_status train_left_find(struct train *t, struct stk_error *err)
                          t->o.out, l->where);
 }
 
+/* Folders that run.json names and that cannot be looked into. */
+static void say_away(const struct train_left *l)
+{
+    for (uint32_t i = 0; i < l->n_away; i++)
+        printf("--discard: %s is not there: should it come back, remove %s/stoker-run-%s by hand\n",
+               l->away[i], l->away[i], l->run_id);
+}
+
+static bool is_run_name(const char *name)
+{
+    return strncmp(name, RUN_PREFIX, PREFIX_CHARS) == 0 && strlen(name) == PREFIX_CHARS + 16;
+}
+
+/* Without run.json nobody knows whose the stores in --nvme are: they are named, and stay. */
+static void say_strangers(const struct train *t)
+{
+    struct folders f = { 0 };
+    folders_given(&f, t);
+    for (uint32_t i = 0; i < f.n; i++) {
+        DIR *d = opendir(f.path[i]);
+        for (const struct dirent *e; d && (e = readdir(d)) != NULL;) {
+            uint64_t step;
+            char *where = NULL;
+            if (!is_run_name(e->d_name)) continue;
+            stk_status st = find_in(&f, e->d_name + PREFIX_CHARS, &step, NULL, &where);
+            bool dead = st == STK_OK || st == STK_ERR_CORRUPT || st == STK_ERR_CONFIG;
+            if (dead)
+                printf("--discard: %s/%s is left by a run that ended; there is no " RUN_JSON
+                       " in --out that says whose it is: if no run needs it, remove that folder by "
+                       "hand\n",
+                       f.path[i], e->d_name);
+            stk_free(where);
+        }
+        if (d) closedir(d);
+    }
+    folders_free(&f);
+}
+
+bool train_left_discards(const struct train *t)
+{
+    const struct train_left *l = &t->left;
+    return t->o.discard && !t->o.dry_run && t->o.verb == FOR_TRAIN && (l->found || l->damaged);
+}
+
 stk_status train_left_discard(struct train *t, struct stk_error *err)
 {
     struct train_left *l = &t->left;
     if (!t->o.discard || t->o.dry_run || t->o.verb != FOR_TRAIN) return STK_OK;
-    if (!l->found && !l->damaged) {
-        printf("--discard: nothing was left by a run of --out %s\n", t->o.out);
-        return STK_OK;
+    if (!train_left_discards(t)) {
+        printf("--discard: nothing was left by a run of --out %s%s\n", t->o.out,
+               l->n_away ? " where it can be looked for" : "");
+        if (!l->run_id[0]) say_strangers(t);
+    } else {
+        STK_TRY(discard_left(t, err));
+        printf("discarded  %s\n", l->where ? l->where : "durable steps");
     }
-    STK_TRY(discard_left(t, err));
-    printf("discarded  %s\n", l->where ? l->where : "durable steps");
-    remove_run(t);
+    say_away(l);
+    if (l->run_id[0]) remove_run(t);
     forget_left(l);
     return STK_OK;
 }
@@ -339,6 +413,7 @@ void train_durable_close(struct train *t)
         folders_free(&f);
     }
     for (uint32_t i = 0; i < l->n_folders; i++) sys_free(l->folders[i]);
+    for (uint32_t i = 0; i < l->n_away; i++) sys_free(l->away[i]);
     stk_free(l->where);
     json_decref(l->client);
     memset(l, 0, sizeof *l);

@@ -143,6 +143,21 @@ stk_status train_check_room(const struct train *t, struct stk_error *err)
     return check_room(t, err);
 }
 
+/* What a dead run left goes only when nothing can refuse this one: the engine, too, plans and
+ * counts first (a plan that was only tried cannot become a run: it is opened anew). Only room on
+ * the --nvme disks is judged when the dead run's files are gone: it may be what they take. */
+static stk_status refuse_first(struct train *t, struct stk_error *err)
+{
+    if (train_left_discards(t)) {
+        stk_status st = run_seal(&t->r, true, err);
+        if (st != STK_OK && st != STK_ERR_NOSPACE) return st;
+        stk_error_clear(err);
+        run_close(&t->r);
+        STK_TRY(run_open(&t->r, &t->o, false, false, err));
+    }
+    return train_left_discard(t, err);
+}
+
 stk_status train_open(struct train *t, struct stk_error *err)
 {
     STK_TRY(check_paths(t, err));
@@ -158,7 +173,7 @@ stk_status train_open(struct train *t, struct stk_error *err)
     STK_TRY(token_order_new(t->n_windows, t->o.seed, &t->order, err));
     t->windows = sys_calloc(t->o.batch, sizeof *t->windows);
     if (!t->windows) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a batch");
-    return train_left_discard(t, err);
+    return refuse_first(t, err);
 }
 
 void train_close(struct train *t)

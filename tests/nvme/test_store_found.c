@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <time.h>
 
 /* --- sets of paths ---------------------------------------------------------------------------- */
@@ -329,6 +330,74 @@ TEST(store_nvm_05_dead_durable_runs)
     store_discard(d.s);
     dur_close(&d);
     CHECK(nothing_left(&d));
+    dur_end(&d);
+}
+
+/* --- cut short, replaced ---------------------------------------------------------------------- */
+
+static void table_cut(struct dur *d, uint32_t path, const char *id, uint64_t bytes)
+{
+    char name[1024];
+    snprintf(name, sizeof name, "%s/stoker-run-%s/table.bin", d->dirs[path], id);
+    CHECK(truncate(name, (off_t)bytes) == 0);
+}
+
+/* Whichever path's table was cut, and wherever: the sentence names that file, its size and the one
+ * expected, and neither another file nor the configuration. */
+TEST(store_found_table_cut_short_is_named)
+{
+    for (uint32_t cut = 0; cut < 2; cut++) {
+        for (uint64_t part = 0; part < 4; part++) {
+            struct dur d = { 0 };
+            char id[STORE_RUN_ID_MAX], want[700];
+            REQUIRE(committed(&d, IO_POSIX, 2, id));
+            uint64_t all = 2 * store_half_bytes(&d.cfg), left = all * part / 4 + (part ? 0 : 100);
+            table_cut(&d, cut, id, left);
+            memcpy(d.cfg.run_id, id, sizeof id);
+            d.cfg.adopt = true;
+            CHECK(dur_open(&d) == STK_ERR_CORRUPT);
+            snprintf(want, sizeof want, "%s/stoker-run-%s/table.bin: has %llu bytes, %llu are "
+                     "expected: the file was cut short", d.dirs[cut], id,
+                     (unsigned long long)left, (unsigned long long)all);
+            CHECK(strstr(d.err.text, want) != NULL);
+            if (!strstr(d.err.text, want)) printf("# %s\n", d.err.text);
+            dur_end(&d);
+        }
+    }
+}
+
+/* The only one: no other says how large it was, the configuration does. */
+TEST(store_found_the_only_table_cut_short)
+{
+    struct dur d = { 0 };
+    char id[STORE_RUN_ID_MAX];
+    REQUIRE(committed(&d, IO_POSIX, 1, id));
+    uint64_t all = 2 * store_half_bytes(&d.cfg);
+    memcpy(d.cfg.run_id, id, sizeof id);
+    d.cfg.adopt = true;
+    table_cut(&d, 0, id, all - 1024);
+    CHECK(dur_open(&d) != STK_OK && strstr(d.err.text, "table.bin"));
+    CHECK(strstr(d.err.text, "cut short") != NULL);
+    printf("# %s\n", d.err.text);
+    table_cut(&d, 0, id, 600);
+    CHECK(dur_open(&d) == STK_ERR_CORRUPT && strstr(d.err.text, "cut short"));
+    printf("# %s\n", d.err.text);
+    dur_end(&d);
+}
+
+/* No run holds a folder where its lock should be: what is there can be removed. */
+TEST(store_found_a_lock_that_is_a_folder)
+{
+    struct dur d = { 0 };
+    char id[STORE_RUN_ID_MAX], name[1024];
+    struct store_found *f;
+    REQUIRE(committed(&d, IO_POSIX, 2, id));
+    snprintf(name, sizeof name, "%s/stoker-run-%s/lock", d.dirs[1], id);
+    CHECK(unlink(name) == 0 && mkdir(name, 0700) == 0);
+    CHECK_OK(dur_find(&d, id, &f), &d.err);
+    CHECK_OK(store_found_discard(f, NULL, &d.err), &d.err);
+    store_found_free(f);
+    CHECK(entries_in(d.dirs[0]) == 0 && entries_in(d.dirs[1]) == 0);
     dur_end(&d);
 }
 

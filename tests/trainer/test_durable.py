@@ -210,6 +210,84 @@ def test_discard_alone_and_with_resume(p):
     assert "nothing was left" in out
 
 
+def test_discard_drops_nothing_when_the_run_is_refused(p):
+    """Also by the engine, which plans before anything goes: budgets, memory, places."""
+    nvme = folders(p, "nvme-kept")
+    dead_run(p, "kept", nvme)
+    before = left_in(p.at("nvme-kept"))
+    base = arguments(p, "kept", "--steps", "5", *nvme, "--discard")[1:]
+    refused(1, "host", *base, "--host-memory", "1M")
+    assert left_in(p.at("nvme-kept")) == before and os.path.exists(p.at("kept", "run.json"))
+    run("inspect", p.at("kept"))
+    run(*base)
+    assert not left_in(p.at("nvme-kept")) and weights(p, "kept") == reference(p, 5)
+
+
+def test_discard_without_run_json_names_what_lies_there(p):
+    """Nobody knows whose it is: it stays, and the sentence says which folders to remove by hand."""
+    nvme = folders(p, "nvme-l0", "nvme-l1")
+    dead_run(p, "lost", nvme)
+    stores = left_in(p.at("nvme-l0"), p.at("nvme-l1"))
+    os.remove(p.at("lost", "run.json"))
+    out, _ = run(*arguments(p, "lost", "--steps", "5", *nvme, "--discard")[1:])
+    assert len(stores) == 2 and left_in(p.at("nvme-l0"), p.at("nvme-l1")) == stores
+    for folder in stores:
+        line = [x for x in out.splitlines() if folder in x and x.startswith("--discard")]
+        assert len(line) == 1 and "remove that folder by hand" in line[0], out
+        shutil.rmtree(folder)
+
+
+def test_discard_removes_what_is_there_and_says_what_is_not(p):
+    """A folder of --nvme gone for good, all of them, a lock that is a folder, a file that is not ours."""
+    nvme = folders(p, "nvme-g0", "nvme-g1")
+    dead_run(p, "gone", nvme)
+    shutil.rmtree(p.at("nvme-g1"))
+    out, _ = run(*arguments(p, "gone", "--steps", "5", *nvme[:2], "--discard")[1:])
+    assert "--discard: %s is not there: should it come back, remove %s/stoker-run-" % (p.at("nvme-g1"), p.at("nvme-g1")) in out, out
+    assert "discarded" in out and not left_in(p.at("nvme-g0")) and weights(p, "gone") == reference(p, 5)
+
+    nvme = folders(p, "nvme-g2")
+    dead_run(p, "gone2", nvme)
+    shutil.rmtree(p.at("nvme-g2"))
+    out, _ = run(*arguments(p, "gone2", "--steps", "5", "--discard")[1:])
+    assert "%s is not there" % p.at("nvme-g2") in out, out
+    assert not os.path.exists(p.at("gone2", "run.json")), "it would be asked for again"
+
+    for i, change in enumerate(["empty", "full", "foreign"]):
+        name, nvme = "gone-lock%d" % i, folders(p, "nvme-h%d" % i)
+        dead_run(p, name, nvme)
+        folder = left_in(p.at("nvme-h%d" % i))[0]
+        lock = os.path.join(folder, "lock")
+        if change != "foreign":
+            os.remove(lock)
+            os.mkdir(lock)
+        if change != "empty":
+            write(os.path.join(lock if change == "full" else folder, "mine"), "x")
+        out, _ = run(*arguments(p, name, "--steps", "5", *nvme, "--discard")[1:])
+        assert "discarded" in out and weights(p, name) == reference(p, 5), out
+        if change != "empty":
+            assert folder in out and "by hand" in out, out
+            assert not glob.glob(os.path.join(folder, "extents-*")) and not os.path.exists(os.path.join(folder, "table.bin"))
+        assert bool(left_in(p.at("nvme-h%d" % i))) == (change != "empty")
+
+
+def test_a_table_cut_short_is_named(p):
+    """On either path: its name, its size and the one expected; the other path's file is not blamed."""
+    nvme = folders(p, "nvme-t0", "nvme-t1")
+    last = dead_run(p, "tables", nvme)["step"]
+    base = arguments(p, "tables", "--steps", last + 2, *nvme, "--resume")[1:]
+    tables = [os.path.join(x, "table.bin") for x in left_in(p.at("nvme-t0"), p.at("nvme-t1"))]
+    for table in tables:
+        size = os.path.getsize(table)
+        shutil.copy(table, p.at("saved"))
+        for left in [100, size // 2, size - 512]:
+            os.truncate(table, left)
+            refused(1, [table, "has %d bytes, %d are expected" % (left, size), "cut short"], *base)
+            shutil.copy(p.at("saved"), table)
+    run(*base)
+    assert weights(p, "tables") == reference(p, last + 2)
+
+
 def test_options_are_checked(p):
     base = ["train", "--model", p.model, "--data", p.data, "--out", p.at("options"), *SMALL, "--steps", "5"]
     refused(2, "--durable", *base, "--durable", "0", *folders(p, "nvme-options"))
