@@ -241,8 +241,10 @@ stk_status train_left_find(struct train *t, struct stk_error *err)
 static void say_away(const struct train_left *l)
 {
     for (uint32_t i = 0; i < l->n_away; i++)
-        printf("--discard: %s is not there: should it come back, remove %s/stoker-run-%s by hand\n",
-               l->away[i], l->away[i], l->run_id);
+        printf("--discard: %s %s: should it come back, remove %s/" RUN_PREFIX "%s by hand\n",
+               l->away[i],
+               access(l->away[i], F_OK) == 0 ? "cannot be looked into" : "is not there", l->away[i],
+               l->run_id);
 }
 
 static bool is_run_name(const char *name)
