@@ -278,4 +278,34 @@ TEST(cache_is_off_for_durable_steps_and_says_so)
     stk_close(t.e);
 }
 
+/* Bytes of the update's staging, planned. */
+static uint64_t staging(uint64_t buffer, bool durable, uint64_t budget)
+{
+    struct kept k = { STK_TIER_NVME, STK_TIER_NVME, STK_TIER_NVME, STK_DEVICE_HOST,
+                      STK_UPDATE_CHASE, false, false, false };
+    struct toy t;
+    setting(&t, &k);
+    t.cfg.nvme_buffer = buffer;
+    t.cfg.durable = durable;
+    stk_status st = seal(&t, budget, true);
+    if (st != STK_OK) printf("# %s\n", stk_error_text(t.e));
+    CHECK(st == STK_OK);
+    uint64_t bytes = world_table(t.e, "host", "update staging");
+    stk_close(t.e);
+    return bytes;
+}
+
+/* --nvme-buffer: what is read ahead of the update and written behind it. */
+TEST(buffer_is_what_was_asked_for_up_to_all_state)
+{
+    uint64_t least = staging(1, false, 0), usual = staging(0, false, 0),
+             all = staging(UINT64_MAX, false, 0);
+    printf("# least %" PRIu64 ", usual %" PRIu64 ", all %" PRIu64 "\n", least, usual, all);
+    CHECK(0 < least && least < usual && usual < all);
+    CHECK(staging(usual + 4096, false, 0) == usual + 4096);
+    /* durable steps: memory that a given budget leaves goes there, for the state may not */
+    CHECK(staging(0, true, 0) == usual);
+    CHECK(staging(0, true, 1ull << 30) == all);
+}
+
 TEST_MAIN()
