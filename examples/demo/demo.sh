@@ -13,7 +13,7 @@ set -euo pipefail
 
 steps=${DEMO_STEPS:-120}                       # optimizer steps of each of the two runs
 device_memory=${DEMO_DEVICE_MEMORY:-40MiB}     # the parameters alone are 41.4 MiB
-micro_batch=${DEMO_MICRO_BATCH:-4}             # sequences per pass; 8 make a step
+micro_batch=${DEMO_MICRO_BATCH:-1}             # sequences per pass; 8 make a step
 lr=${DEMO_LR:-1.5e-3}
 margin=${DEMO_MARGIN:-0.8}                     # nats that the model must be below the unigram bar
 more=${DEMO_TRAIN_OPTIONS:-}                   # further options for `stoker train`
