@@ -1,0 +1,61 @@
+/* offload/adam_undo.h - the Adam step that can be taken back to the bit, and the step that only makes
+ * the new parameter (design section 6: `speculate` and `split`).
+ *
+ * TAKING BACK. A step of adam.h is inverted in fp32 with the same gradient and coefficients, the
+ * parameter first (it needs the new moments), then exp_avg, then exp_avg_sq, with true divisions.
+ * Rounding makes the result miss the old value by a few units in the last place, so the step that
+ * records stores, for each element, the distance between what the inverse gives and the old value on
+ * the ordering of the bit patterns that is the numbers' own (a bijection: INT_MIN..INT_MAX; exactly
+ * representable, wraps): 4 bits for exp_avg, 2 for exp_avg_sq, 2 for the parameter (its fp32 master).
+ * An element whose distances do not fit goes with its old values to a side list of bounded size. Both
+ * directions run the same operations, so the inverse at recording time and at undo time agree to the
+ * bit, in every variant. Infinities, NaNs and zero divisors in the inverse are no special case: such
+ * elements land on the side list, because the distance does not fit.
+ *
+ * Works for any finite or non-finite input: after adam_undo the state is what it was before
+ * adam_step_recorded, bit for bit, except subnormal moments and masters, which every variant reads as
+ * zero (FTZ, DAZ): those are recorded with their true bits (side list), so that they come back, too.
+ *
+ * RECORD. One byte an element (`code`) and the side list. When the list would overflow, the span is
+ * put back as it was and the call says so; the chunk then waits for the norm.
+ *
+ * Pure functions; any thread; nothing is allocated. Layouts ADAM_BF16_SPLIT and ADAM_FP16. beta1 or
+ * beta2 of 0: not invertible, see adam_undo_possible. */
+#ifndef OFFLOAD_ADAM_UNDO_H
+#define OFFLOAD_ADAM_UNDO_H
+
+#include "offload/adam.h"
+
+struct adam_side {          /* old values of one element: 16 bytes */
+    uint32_t elem;          /* inside the span; ascending in the list */
+    union {
+        struct { uint16_t param; int16_t low; } split; /* ADAM_BF16_SPLIT */
+        uint32_t master;                               /* ADAM_FP16: bits of the fp32 master */
+    };
+    uint32_t exp_avg, exp_avg_sq; /* bits */
+};
+
+struct adam_record {        /* of one span of at most UINT32_MAX elements */
+    uint8_t *code;          /* n bytes */
+    struct adam_side *side; /* room for side_cap entries */
+    uint32_t side_cap, side_n;
+};
+
+/* True: steps with these coefficients can be taken back (betas in (0, 1)). */
+bool adam_undo_possible(const struct adam_coef *c);
+
+/* The step of adam_run, the same bits, with a record of how to undo it. span->param_out must be NULL.
+ * False: more than side_cap elements did not fit: the state is bit-unchanged. */
+bool adam_step_recorded(const struct adam_kernel *k, enum adam_layout layout,
+                        const struct adam_span *s, const struct adam_coef *c, struct adam_record *r);
+/* Takes it back. `s` (with the gradient) and `c` as they were. */
+void adam_undo(const struct adam_kernel *k, enum adam_layout layout, const struct adam_span *s,
+               const struct adam_coef *c, const struct adam_record *r);
+
+/* Only the new 16-bit parameter, into s->param_out (not NULL, not s->param): state, gradient and
+ * s->param are only read. 14 bytes read, 2 written an element (ADAM_BF16_SPLIT). A later adam_run with
+ * the same span and coefficients (param_out the same buffer) makes the state that belongs to it. */
+void adam_param_only(const struct adam_kernel *k, enum adam_layout layout,
+                     const struct adam_span *s, const struct adam_coef *c);
+
+#endif
