@@ -293,6 +293,7 @@ void stk_close(stk_engine *e)
     durable_free(e);
     own_free(e);
     run_free(e);
+    trace_free(e);
     cache_free(e);
     drives_free(e);
     plan_free(e->plan_train);

@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "engine/plan.h"
 #include "engine/stoker.h"
+#include "engine/trace.h"
 #include "gpu/device.h"
 #include "nvme/io.h"
 #include "nvme/measure.h"
@@ -210,6 +211,7 @@ struct stk_engine {
     struct run_op visit_ops[ENG_VISITS_IN_FLIGHT];
     struct own_order *own;          /* engine/own.c; NULL unless cfg.own_order */
     struct eng_durable durable;
+    struct eng_trace trace;
     struct state_io *sio;           /* engine/state.c: the staged chunk of fills, reads,
                                      * checkpoints */
 };

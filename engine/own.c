@@ -125,7 +125,8 @@ static stk_status adopt_plan(stk_engine *e)
     memset(&e->run, 0, sizeof e->run);
     uint32_t n = e->plan_own->n_nodes > e->plan_train->n_nodes ? e->plan_own->n_nodes
                                                                : e->plan_train->n_nodes;
-    return run_alloc(e, n);
+    STK_TRY(run_alloc(e, n));
+    return trace_alloc(e, n);
 }
 
 static stk_status clear_accumulators(stk_engine *e)

@@ -79,6 +79,7 @@ enum plan_arena {
     PLAN_ARENA_N
 };
 const char *plan_kind_name(enum plan_kind k);
+const char *plan_resource_name(enum plan_resource r);
 const char *plan_arena_name(enum plan_arena a);
 /* True when the arena lies in device memory for a discrete device. */
 bool plan_arena_on_device(enum plan_arena a);
@@ -225,6 +226,8 @@ stk_status plan_needs(const struct plan_input *in, uint64_t least[PLAN_ARENA_N],
  * STK_ERR_STATE names the node. */
 stk_status plan_check(const struct plan_input *in, const struct plan *p, struct stk_error *err);
 
+/* "fetch opt 12", "visit forward 3.0": what a trace calls a node. */
+void plan_node_name(const struct plan *p, uint32_t node, char *buf, size_t size);
 /* One line a node, stable: for diffs. */
 void plan_print(const struct plan *p, FILE *to);
 /* Chrome/Perfetto trace JSON of program order (unit durations): `stoker plan --trace`. */

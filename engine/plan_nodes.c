@@ -16,6 +16,14 @@ const char *plan_kind_name(enum plan_kind k)
     return (unsigned)k < PLAN_KIND_N ? names[k] : "?";
 }
 
+const char *plan_resource_name(enum plan_resource r)
+{
+    static const char *const names[PLAN_RESOURCE_N] = { "compute",   "copy-in",    "copy-out",
+                                                        "gather",    "nvme-read",  "nvme-write",
+                                                        "update",    "cast",       "none" };
+    return (unsigned)r < PLAN_RESOURCE_N ? names[r] : "?";
+}
+
 const char *plan_arena_name(enum plan_arena a)
 {
     static const char *const names[PLAN_ARENA_N] = { "param",  "acc",    "act",  "cast",

@@ -9,10 +9,6 @@
 #include <inttypes.h>
 
 static const char *const state_names[] = { "param", "opt", "grad" };
-static const char *const resource_names[PLAN_RESOURCE_N] = { "compute", "copy-in",   "copy-out",
-                                                             "gather",  "nvme-read", "nvme-write",
-                                                             "update",  "cast",      "none" };
-
 static bool has_state(const struct plan_node *x)
 {
     return x->kind == PLAN_FETCH || x->kind == PLAN_COPY_IN || x->kind == PLAN_WRITE_BACK;
@@ -67,6 +63,22 @@ void plan_print(const struct plan *p, FILE *to)
     }
 }
 
+void plan_node_name(const struct plan *p, uint32_t node, char *buf, size_t size)
+{
+    const struct plan_node *x = &p->nodes[node];
+    const char *kind = plan_kind_name((enum plan_kind)x->kind);
+    if (x->kind == PLAN_VISIT) {
+        const struct plan_visit *v = &p->visits[x->visit];
+        snprintf(buf, size, "%s %s %u.%u", kind, v->dir == PLAN_FORWARD ? "forward" : "backward",
+                 v->place, v->micro);
+    } else {
+        int n = snprintf(buf, size, "%s%s%s", kind, has_state(x) ? " " : "",
+                         has_state(x) ? state_names[x->state] : "");
+        if (x->chunk != PLAN_NO && n > 0 && (size_t)n < size)
+            snprintf(buf + n, size - (size_t)n, " %u", x->chunk);
+    }
+}
+
 void plan_trace(const struct plan *p, FILE *to)
 {
     fputs("{\"traceEvents\":[\n", to);
@@ -74,21 +86,15 @@ void plan_trace(const struct plan *p, FILE *to)
         fprintf(to,
                 "{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":1,\"tid\":%d,\"args\":{\"name\":\"%"
                 "s\"}}%s\n",
-                r, resource_names[r], r + 1 == PLAN_RESOURCE_N && p->n_nodes == 0 ? "" : ",");
+                r, plan_resource_name((enum plan_resource)r), r + 1 == PLAN_RESOURCE_N && p->n_nodes == 0 ? "" : ",");
     for (uint32_t i = 0; i < p->n_nodes; i++) {
         const struct plan_node *x = &p->nodes[i];
-        fprintf(to, "{\"name\":\"%s", plan_kind_name((enum plan_kind)x->kind));
-        if (has_state(x)) fprintf(to, " %s", state_names[x->state]);
-        if (x->kind == PLAN_VISIT)
-            fprintf(to, " %s %u.%u",
-                    p->visits[x->visit].dir == PLAN_FORWARD ? "forward" : "backward",
-                    p->visits[x->visit].place, p->visits[x->visit].micro);
-        else if (x->chunk != PLAN_NO)
-            fprintf(to, " %u", x->chunk);
+        char name[96];
+        plan_node_name(p, i, name, sizeof name);
         fprintf(to,
-                "\",\"ph\":\"X\",\"pid\":1,\"tid\":%u,\"ts\":%u,\"dur\":1,\"args\":{\"node\":%u,"
+                "{\"name\":\"%s\",\"ph\":\"X\",\"pid\":1,\"tid\":%u,\"ts\":%u,\"dur\":1,\"args\":{\"node\":%u,"
                 "\"bytes\":%" PRIu64 "}}%s\n",
-                x->resource, i, i, x->bytes, i + 1 == p->n_nodes ? "" : ",");
+                name, x->resource, i, i, x->bytes, i + 1 == p->n_nodes ? "" : ",");
     }
     fputs("]}\n", to);
 }

@@ -136,6 +136,7 @@ void run_complete(stk_engine *e, uint32_t node)
     STK_ASSERT(r->node_state[node] == RUN_ISSUED);
     r->node_state[node] = RUN_DONE;
     r->last_kind = n->kind;
+    trace_node_end(e, node);
     atomic_fetch_add_explicit(&e->progress, 1, memory_order_relaxed);
     meet_successors(e, node, false);
     r->nodes_left--;
@@ -174,6 +175,7 @@ static bool hand_out_visit(stk_engine *e)
         return false;
     }
     r->node_state[node] = RUN_ISSUED;
+    trace_node_begin(e, node);
     r->visits_in_flight++;
     r->next_visit++;
     meet_successors(e, node, true);
@@ -192,6 +194,7 @@ void run_abandon(stk_engine *e, uint32_t from)
     for (; r->active && r->next_visit < r->plan->n_visits; r->next_visit++) {
         uint32_t node = r->plan->visits[r->next_visit].node;
         r->node_state[node] = RUN_ISSUED;
+        trace_node_begin(e, node);
         meet_successors(e, node, true);
         if (r->next_visit != r->hold_visit) run_complete(e, node);
     }
@@ -236,6 +239,7 @@ static bool issue_ready(stk_engine *e)
              * resource */
             heap_pop(r, res);
             r->node_state[node] = RUN_ISSUED;
+            trace_node_begin(e, node);
             if (!issue_node(e, node)) {
                 r->node_state[node] = RUN_READY;
                 heap_push(r, res, node);

@@ -342,6 +342,7 @@ static stk_status seal_machine(stk_engine *e)
     uint32_t n = e->plan_train ? e->plan_train->n_nodes : 0;
     if (e->plan_eval && e->plan_eval->n_nodes > n) n = e->plan_eval->n_nodes;
     STK_TRY(run_alloc(e, n));
+    STK_TRY(trace_alloc(e, n));
     STK_TRY(state_alloc(e));
     STK_TRY(own_alloc(e));
     for (uint32_t i = 0; i < e->layout->n_tensors; i++)

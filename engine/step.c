@@ -104,6 +104,7 @@ stk_status step_wait_visit(stk_engine *e, uint32_t index)
     /* what the stream still computed meanwhile was not exposed */
     uint64_t waited = exec_now_ns(e->ex) - t0, busy = dev_stream_busy_ns(e->compute) - busy0;
     *exposed_of(e, e->visit_cause) += waited > busy ? waited - busy : 0;
+    if (waited > busy) trace_wait(e, index, e->visit_cause, t0 + busy, t0 + waited);
     return STK_OK;
 }
 
@@ -212,9 +213,11 @@ stk_status step_finish(stk_engine *e, stk_step_stats *stats)
     uint64_t now = exec_now_ns(e->ex), last = e->run.last_visit_done_ns;
     stk_step_stats s = { 0 };
     double scale = e->loss_scale;
+    uint8_t tail = e->run.last_kind == PLAN_NORM ? PLAN_GRAD_CAST : e->run.last_kind;
+    if (last && now > last) trace_wait(e, PLAN_NO, tail, last, now);
+    trace_step(e, e->step_begin_ns, now);
     e->pending = norm_decide(e);
-    account(e, last && now > last ? now - last : 0,
-            e->run.last_kind == PLAN_NORM ? PLAN_GRAD_CAST : e->run.last_kind, &s);
+    account(e, last && now > last ? now - last : 0, tail, &s);
     fill_stats(e, scale, e->pending, &s);
     e->asked = e->given_back = 0;
     e->state = ENG_READY;

@@ -160,6 +160,8 @@ typedef struct stk_config {
                                    * stk_resume_durable. Needs `durable`; chunk_elems and the set of
                                    * folders (in any order) must be as they were, grads too unless
                                    * AUTO */
+    uint64_t trace_bytes;         /* host memory for what happened last (40 bytes a node of the plan),
+                                   * for stk_trace_write; 0: nothing is kept */
 } stk_config;
 
 /* Fills defaults: host, auto everywhere, adamw 0.9 0.999 1e-8 0.01, clip 1.0, one micro-batch,
@@ -234,6 +236,10 @@ bool stk_note(const stk_engine *e, uint32_t i, const char **line);
 const char *stk_numerics(const stk_engine *e);
 /* Plan of a training step as text or as a Chrome/Perfetto trace, to a file. */
 stk_status stk_plan_write(stk_engine *e, const char *path, bool trace);
+/* Between steps: what happened last, as far back as config.trace_bytes reach, as a Chrome/Perfetto
+ * trace: each node of the plan on its resource from start to completion, the caller's exposed waits by
+ * cause, the steps. STK_ERR_STATE: trace_bytes is 0. STK_ERR_IO: the file; the engine is as it was. */
+stk_status stk_trace_write(stk_engine *e, const char *path);
 
 /* --- parameters and state --------------------------------------------------------------------- */
 

@@ -14,10 +14,11 @@ static const char usage_train[] =
 static const char usage_plan[] = "usage: stoker plan --model DIR --data FILE --steps N [options of "
                                  "train] [--plan FILE] [--trace FILE]";
 
-static stk_status write_plan(struct train *t, struct stk_error *err)
+static stk_status write_plan(struct train *t, bool dry, struct stk_error *err)
 {
     if (t->o.plan) STK_TRY(run_engine(&t->r, stk_plan_write(t->r.e, t->o.plan, false), err));
-    if (t->o.trace) STK_TRY(run_engine(&t->r, stk_plan_write(t->r.e, t->o.trace, true), err));
+    if (t->o.trace && dry)
+        STK_TRY(run_engine(&t->r, stk_plan_write(t->r.e, t->o.trace, true), err));
     return STK_OK;
 }
 
@@ -29,7 +30,7 @@ static stk_status run(struct train *t, bool dry, struct stk_error *err)
     pulse_phase(t->r.pulse, NULL, 0);
     STK_TRY(st);
     report_start(t);
-    STK_TRY(write_plan(t, err));
+    STK_TRY(write_plan(t, dry, err));
     if (dry) return STK_OK;
     STK_TRY(train_check_room(t, err));
     if (sys_mkdirs(t->o.out) != 0)

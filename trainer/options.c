@@ -24,6 +24,7 @@ static const char *const progress_names[] = { "auto", "lines", "none", NULL };
 
 #define AT(field) offsetof(struct run_opts, field)
 #define BIG 1e15
+#define TRACE_BYTES (8u << 20) /* about 200,000 nodes: the last steps of a large model */
 
 /* T: train and plan; E: eval too; otherwise by name. */
 #define T (FOR_TRAIN | FOR_PLAN)
@@ -190,9 +191,9 @@ static const struct run_row {
       { "dry-run", OPT_FLAG, AT(dry_run), .help = "print memory table and plan, run nothing" } },
     { T,
       { "plan", OPT_STRING, AT(plan), .arg = "FILE", .help = "write the plan of a step as text" } },
-    { FOR_PLAN,
+    { T,
       { "trace", OPT_STRING, AT(trace), .arg = "FILE",
-        .help = "write the plan as a Chrome/Perfetto trace" } },
+        .help = "Chrome/Perfetto trace: train: of what the last steps did; plan: of the plan" } },
     { T,
       { "loss-scale", OPT_DOUBLE, AT(loss_scale), .min = 1e-3, .max = 1e30, .arg = "X",
         .help = "first value, with --dtype fp16; default 65536" } },
@@ -273,6 +274,7 @@ void run_opts_engine(const struct run_opts *o, stk_config *c)
         options_number(o->nvme_weights.item[i], &c->nvme_weights[i]);
     options_measure(o, &c->measure_ns);
     c->nvme_buffer = o->nvme_buffer;
+    c->trace_bytes = o->trace ? TRACE_BYTES : 0;
     c->params = (stk_tier)o->params;
     c->optimizer_state = state[o->optimizer_state];
     c->grads = state[o->grads];

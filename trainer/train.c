@@ -157,5 +157,7 @@ stk_status train_run(struct train *t, struct stk_error *err)
     uint64_t first = t->step;
     stk_status st = run_steps(t, first, err);
     if (st != STK_OK) rescue(t, first);
+    else if (t->o.trace && t->step > first)
+        st = run_engine(&t->r, stk_trace_write(t->r.e, t->o.trace), err);
     return st;
 }
