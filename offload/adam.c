@@ -11,12 +11,18 @@
 #include <math.h>
 #include <string.h>
 
-#define ADAM_KERNEL(suffix, isa_)                            \
-    { .name = #suffix,                                       \
-      .isa = isa_,                                           \
-      .fn = { [ADAM_BF16_SPLIT] = adam_bf16_split__##suffix, \
-              [ADAM_FP16] = adam_fp16__##suffix,             \
-              [ADAM_F32] = adam_f32__##suffix } },
+#define ADAM_KERNEL(suffix, isa_)                                            \
+    { .name = #suffix,                                                       \
+      .isa = isa_,                                                           \
+      .fn = { [ADAM_BF16_SPLIT] = adam_bf16_split__##suffix,                 \
+              [ADAM_FP16] = adam_fp16__##suffix,                             \
+              [ADAM_F32] = adam_f32__##suffix },                             \
+      .record = { [ADAM_BF16_SPLIT] = adam_record_bf16_split__##suffix,      \
+                  [ADAM_FP16] = adam_record_fp16__##suffix },                \
+      .undo = { [ADAM_BF16_SPLIT] = adam_undo_bf16_split__##suffix,          \
+                [ADAM_FP16] = adam_undo_fp16__##suffix },                    \
+      .param_only = { [ADAM_BF16_SPLIT] = adam_param_bf16_split__##suffix,   \
+                      [ADAM_FP16] = adam_param_fp16__##suffix } },
 const struct adam_kernel adam_kernels[] = {
 #include "offload/adam_kernels.inc"
     { .name = NULL },

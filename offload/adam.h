@@ -73,12 +73,21 @@ struct adam_span {          /* n elements of one tensor (or part of it) */
 };
 
 typedef void (*adam_fn)(const struct adam_span *s, const struct adam_coef *c);
+struct adam_inverse; /* of adam_undo.h, as the two functions */
+struct adam_record;
+typedef uint64_t (*adam_record_fn)(const struct adam_span *s, const struct adam_coef *c,
+                                   const struct adam_inverse *inv, struct adam_record *r);
+typedef void (*adam_undo_fn)(const struct adam_span *s, const struct adam_coef *c,
+                             const struct adam_inverse *inv, const uint8_t *code);
 
 struct adam_kernel {
     const char *name;       /* "avx512": the suffix of its functions, adam_bf16_split__avx512 and so
                              * on */
     enum cpu_isa isa;
     adam_fn fn[ADAM_LAYOUT_N];
+    adam_record_fn record[ADAM_F32]; /* the 16-bit layouts; called by adam_undo.c */
+    adam_undo_fn undo[ADAM_F32];
+    adam_fn param_only[ADAM_F32];
 };
 /* Best first, scalar reference last; name NULL ends. One list (adam_kernels.inc) makes
  * declarations, dispatch, tests and bench. */

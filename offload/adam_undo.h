@@ -2,22 +2,26 @@
  * the new parameter (design section 6: `speculate` and `split`).
  *
  * TAKING BACK. A step of adam.h is inverted in fp32 with the same gradient and coefficients, the
- * parameter first (it needs the new moments), then exp_avg, then exp_avg_sq, with true divisions.
- * Rounding makes the result miss the old value by a few units in the last place, so the step that
- * records stores, for each element, the distance between what the inverse gives and the old value on
- * the ordering of the bit patterns that is the numbers' own (a bijection: INT_MIN..INT_MAX; exactly
- * representable, wraps): 4 bits for exp_avg, 2 for exp_avg_sq, 2 for the parameter (its fp32 master).
- * An element whose distances do not fit goes with its old values to a side list of bounded size. Both
- * directions run the same operations, so the inverse at recording time and at undo time agree to the
- * bit, in every variant. Infinities, NaNs and zero divisors in the inverse are no special case: such
- * elements land on the side list, because the distance does not fit.
+ * parameter first (it needs the new moments), then exp_avg, then exp_avg_sq. (Divisions by constants
+ * are fma(1 / beta - 1, x, x): as near as a division, and faster.) Rounding makes the result miss the
+ * old value by a few units in the last place, so the step that records stores, for each element, the
+ * distance between what the inverse gives and the old value on the ordering of the bit patterns that
+ * is the numbers' own (a bijection: INT_MIN..INT_MAX; exactly representable, wraps): 4 bits for
+ * exp_avg, 2 for exp_avg_sq, 2 for the parameter (its fp32 master). An element whose distances do not
+ * fit goes with its old values to a side list of bounded size. Both directions run the same
+ * operations, so the inverse at recording time and at undo time agree to the bit, in every variant.
+ * Infinities, NaNs and zero divisors in the inverse are no special case: such elements land on the
+ * side list, because the distance does not fit.
  *
  * Works for any finite or non-finite input: after adam_undo the state is what it was before
- * adam_step_recorded, bit for bit, except subnormal moments and masters, which every variant reads as
- * zero (FTZ, DAZ): those are recorded with their true bits (side list), so that they come back, too.
+ * adam_step_recorded, bit for bit, subnormal moments and masters, too, although every variant reads
+ * them as zero (FTZ, DAZ): the distance is taken to their true bits. Of ADAM_FP16 the 16-bit parameter
+ * is not recorded: it is the old master's rounding, as always.
  *
  * RECORD. One byte an element (`code`) and the side list. When the list would overflow, the span is
- * put back as it was and the call says so; the chunk then waits for the norm.
+ * put back as it was and the call says so; the chunk then waits for the norm. A span has one record:
+ * slices of a chunk that several threads take need one each (parts of one code array and of one
+ * list). Variants make the same records and read each other's.
  *
  * Pure functions; any thread; nothing is allocated. Layouts ADAM_BF16_SPLIT and ADAM_FP16. beta1 or
  * beta2 of 0: not invertible, see adam_undo_possible. */
