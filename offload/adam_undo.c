@@ -3,14 +3,11 @@
  *
  * Owns what the variants share: the coefficients of the inverse, the side list's way back into the
  * state, and the retreat when the list is full. Must not know how an element is coded (the variants,
- * adam_variants.h) nor when a step is speculated. Pure functions, run by any thread (in training: the
+ * adam_undo_impl.h) nor when a step is speculated. Pure functions, run by any thread (in training: the
  * members of the update team). */
 #include "offload/adam_undo.h"
 
-#include "base/numeric.h"
-#include "offload/adam_variants.h"
-
-#include <string.h>
+#include "offload/adam_undo_impl.h"
 
 /* Before the side list's elements come back into a part of the span, the inverse has gone over it:
  * small enough that it is still in cache. */
@@ -44,21 +41,6 @@ static struct adam_span part_of(const struct adam_span *s, enum adam_layout layo
                                .grad = (const char *)s->grad + at * 2 };
 }
 
-static void put_back(const struct adam_span *s, enum adam_layout layout, const struct adam_side *e)
-{
-    uint64_t i = e->elem;
-    memcpy(s->exp_avg + i, &e->exp_avg, 4);
-    memcpy(s->exp_avg_sq + i, &e->exp_avg_sq, 4);
-    if (layout == ADAM_FP16) {
-        uint16_t param = stk_f32_to_fp16(stk_bits_f32(e->master));
-        memcpy((char *)s->low_or_master + i * 4, &e->master, 4);
-        memcpy((char *)s->param + i * 2, &param, 2);
-    } else {
-        memcpy((char *)s->low_or_master + i * 2, &e->split.low, 2);
-        memcpy((char *)s->param + i * 2, &e->split.param, 2);
-    }
-}
-
 /* The first n elements of the span. */
 static void take_back(const struct adam_kernel *k, enum adam_layout layout,
                       const struct adam_span *s, uint64_t n, const struct adam_coef *c,
@@ -70,7 +52,7 @@ static void take_back(const struct adam_kernel *k, enum adam_layout layout,
         struct adam_span part = part_of(s, layout, at, end - at);
         k->undo[layout](&part, c, inv, r->code + at);
         for (; next < r->side_n && r->side[next].elem < end; next++)
-            put_back(s, layout, &r->side[next]);
+            adam_put_back(s, layout, &r->side[next]);
     }
 }
 

@@ -5,9 +5,7 @@
  * (meson.build): called only after the dispatch in adam.c has asked the processor. Any thread, under
  * cpu_ftz_enter. */
 #include "offload/adam_avx2.h"
-
-#include <math.h>
-#include <string.h>
+#include "offload/adam_undo_impl.h"
 
 struct inverse256 {
     __m256 beta1, beta2, decay;
@@ -20,25 +18,14 @@ ADAM_INLINE void inverse_load(struct inverse256 *k, const struct adam_inverse *i
     k->decay = _mm256_set1_ps(inv->decay);
 }
 
-/* A NaN becomes -infinity: the second operand's place. */
-ADAM_INLINE __m256i bits_of(__m256 x)
+ADAM_INLINE __m256i distance(__m256 old, __m256 inverse)
 {
-    return _mm256_castps_si256(_mm256_max_ps(x, _mm256_set1_ps(-INFINITY)));
+    return _mm256_sub_epi32(_mm256_castps_si256(old), _mm256_castps_si256(inverse));
 }
 
-ADAM_INLINE __m256i order_of(__m256i bits)
+ADAM_INLINE __m256 moved(__m256 inverse, __m256i by)
 {
-    return _mm256_xor_si256(bits, _mm256_srli_epi32(_mm256_srai_epi32(bits, 31), 1));
-}
-
-ADAM_INLINE __m256i distance(__m256 old, __m256i inverse)
-{
-    return _mm256_sub_epi32(order_of(_mm256_castps_si256(old)), order_of(inverse));
-}
-
-ADAM_INLINE __m256 moved(__m256i inverse, __m256i by)
-{
-    return _mm256_castsi256_ps(order_of(_mm256_add_epi32(order_of(inverse), by)));
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(inverse), by));
 }
 
 struct state256 {
@@ -51,46 +38,23 @@ ADAM_INLINE __m256 direction(__m256 m, __m256 v, const struct coef256 *k)
     return _mm256_div_ps(m, _mm256_fmadd_ps(_mm256_sqrt_ps(v), k->inv_sqrt_bc2, k->eps));
 }
 
-ADAM_INLINE __m256i invert_param(__m256 p, __m256 q, const struct coef256 *k,
-                                 const struct inverse256 *inv, bool l2)
+ADAM_INLINE __m256 invert_param(__m256 p, __m256 q, const struct coef256 *k,
+                                const struct inverse256 *inv, bool l2)
 {
     p = _mm256_fmadd_ps(k->step_size, q, p);
-    return bits_of(l2 ? p : _mm256_fmadd_ps(inv->decay, p, p));
+    return l2 ? p : _mm256_fmadd_ps(inv->decay, p, p);
 }
 
-ADAM_INLINE __m256i invert_exp_avg(__m256 m, __m256 gm, const struct inverse256 *inv)
+ADAM_INLINE __m256 invert_exp_avg(__m256 m, __m256 gm, const struct inverse256 *inv)
 {
     __m256 x = _mm256_sub_ps(m, gm);
-    return bits_of(_mm256_fmadd_ps(inv->beta1, x, x));
+    return _mm256_fmadd_ps(inv->beta1, x, x);
 }
 
-ADAM_INLINE __m256i invert_exp_avg_sq(__m256 v, __m256 gv, const struct inverse256 *inv)
+ADAM_INLINE __m256 invert_exp_avg_sq(__m256 v, __m256 gv, const struct inverse256 *inv)
 {
     __m256 x = _mm256_sub_ps(v, gv);
-    return bits_of(_mm256_fmadd_ps(inv->beta2, x, x));
-}
-
-/* `base`: the element of the span that lane 0 is. False: no room. */
-ADAM_INLINE bool side_append(struct adam_record *r, uint32_t bad, uint64_t base,
-                             const struct state256 *old, enum adam_layout layout)
-{
-    if ((uint32_t)__builtin_popcount(bad) > r->side_cap - r->side_n) return false;
-    uint32_t p[LANES], m[LANES], v[LANES];
-    _mm256_storeu_si256((__m256i *)p, _mm256_castps_si256(old->p));
-    _mm256_storeu_si256((__m256i *)m, _mm256_castps_si256(old->m));
-    _mm256_storeu_si256((__m256i *)v, _mm256_castps_si256(old->v));
-    for (; bad; bad &= bad - 1) {
-        uint32_t j = (uint32_t)__builtin_ctz(bad);
-        struct adam_side *e = &r->side[r->side_n++];
-        *e = (struct adam_side){ .elem = (uint32_t)(base + j), .exp_avg = m[j], .exp_avg_sq = v[j] };
-        if (layout == ADAM_FP16) {
-            e->master = p[j];
-        } else {
-            e->split.param = (uint16_t)((p[j] + 0x8000u) >> 16);
-            e->split.low = (int16_t)(uint16_t)p[j];
-        }
-    }
-    return true;
+    return _mm256_fmadd_ps(inv->beta2, x, x);
 }
 
 /* The low bytes of 8 words. */
@@ -101,27 +65,28 @@ ADAM_INLINE uint64_t narrow(__m256i x)
 }
 
 /* Codes of the elements that do not fit are 0, and `bad` has their bits. */
-ADAM_INLINE uint64_t encode(__m256i dm, __m256i dv, __m256i dp, uint32_t *bad)
+ADAM_INLINE uint64_t encode(const struct state256 *old, const struct state256 *back, uint32_t *bad)
 {
-    dm = _mm256_add_epi32(dm, _mm256_set1_epi32(ADAM_EXP_AVG_BIAS));
-    dv = _mm256_add_epi32(dv, _mm256_set1_epi32(ADAM_EXP_AVG_SQ_BIAS));
-    dp = _mm256_add_epi32(dp, _mm256_set1_epi32(ADAM_PARAM_BIAS));
+    __m256i dm = _mm256_add_epi32(distance(old->m, back->m), _mm256_set1_epi32(ADAM_EXP_AVG_BIAS)),
+            dv = _mm256_add_epi32(distance(old->v, back->v), _mm256_set1_epi32(ADAM_EXP_AVG_SQ_BIAS)),
+            dp = _mm256_add_epi32(distance(old->p, back->p), _mm256_set1_epi32(ADAM_PARAM_BIAS));
     __m256i high = _mm256_or_si256(
         _mm256_srli_epi32(dm, ADAM_EXP_AVG_BITS), /* the fields of v and p are of one width */
         _mm256_srli_epi32(_mm256_or_si256(dv, dp), ADAM_PARAM_BITS));
-    __m256i fits = _mm256_cmpeq_epi32(high, _mm256_setzero_si256());
+    __m256 numbers = _mm256_and_ps(_mm256_cmp_ps(back->m, back->v, _CMP_ORD_Q),
+                                   _mm256_cmp_ps(back->p, back->p, _CMP_ORD_Q));
+    __m256i fits = _mm256_and_si256(_mm256_cmpeq_epi32(high, _mm256_setzero_si256()),
+                                    _mm256_castps_si256(numbers));
     *bad = 0xffu & ~(uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(fits));
     __m256i code = _mm256_or_si256(_mm256_or_si256(dm, _mm256_slli_epi32(dv, ADAM_EXP_AVG_SQ_SHIFT)),
                                    _mm256_slli_epi32(dp, ADAM_PARAM_SHIFT));
     return narrow(_mm256_and_si256(code, fits));
 }
 
-/* 8 elements at i, which are elements base... of the span that r records; `lanes` has a bit for each
- * that counts. Codes to `code`. */
-ADAM_INLINE bool record_block(const struct adam_span *s, const struct coef256 *k,
-                              const struct inverse256 *inv, struct adam_record *r, uint8_t *code,
-                              uint64_t i, uint64_t base, uint32_t lanes, enum adam_layout layout,
-                              bool l2)
+/* 8 elements at i, number j... of the group. */
+ADAM_INLINE void record_block(const struct adam_span *s, const struct coef256 *k,
+                              const struct inverse256 *inv, struct adam_group *group, uint64_t i,
+                              uint64_t j, enum adam_layout layout, bool l2)
 {
     __m256 g = _mm256_mul_ps(load_grad(s, i, layout), k->grad_scale);
     struct state256 old = { load_param(s, i, layout), load_f32(s->exp_avg, i),
@@ -137,17 +102,31 @@ ADAM_INLINE bool record_block(const struct adam_span *s, const struct coef256 *k
     new.v = _mm256_fmadd_ps(k->beta2, new.v, gv);
     __m256 q = direction(new.m, new.v, k);
     new.p = _mm256_fnmadd_ps(k->step_size, q, new.p);
+    struct state256 back = { invert_param(new.p, q, k, inv, l2), invert_exp_avg(new.m, gm, inv),
+                             invert_exp_avg_sq(new.v, gv, inv) };
     uint32_t bad;
-    uint64_t codes = encode(distance(old.m, invert_exp_avg(new.m, gm, inv)),
-                            distance(old.v, invert_exp_avg_sq(new.v, gv, inv)),
-                            distance(old.p, invert_param(new.p, q, k, inv, l2)), &bad);
-    bad &= lanes;
-    if (__builtin_expect(bad != 0, 0) && !side_append(r, bad, base, &old, layout)) return false;
-    memcpy(code, &codes, LANES);
+    uint64_t codes = encode(&old, &back, &bad);
+    memcpy(group->code + j, &codes, LANES);
+    group->bad[j / LANES] = (uint8_t)bad;
+    store_f32(group->p, j, old.p);
+    store_f32(group->m, j, old.m);
+    store_f32(group->v, j, old.v);
     store_f32(s->exp_avg, i, new.m);
     store_f32(s->exp_avg_sq, i, new.v);
     store_param(s, s->param, i, layout, new.p);
-    return true;
+}
+
+/* Past the caches where whole lines can be written: nobody reads the record soon, and most likely
+ * nobody ever does. */
+ADAM_INLINE void codes_out(uint8_t *to, const struct adam_group *group, uint64_t n)
+{
+    if (n % 64 || (uintptr_t)to % 64) {
+        memcpy(to, group->code, n);
+        return;
+    }
+    for (uint64_t j = 0; j < n; j += 32)
+        _mm256_stream_si256((__m256i *)(to + j),
+                            _mm256_load_si256((const __m256i *)(group->code + j)));
 }
 
 ADAM_INLINE void undo_block(const struct adam_span *s, const struct coef256 *k,
@@ -247,22 +226,27 @@ ADAM_INLINE uint64_t record_avx2(const struct adam_span *span, const struct adam
     inverse_load(&inv, inverse);
     struct adam_span s = *span; /* copies that no store can alias: their fields stay in registers */
     struct adam_record r = *record;
+    struct adam_group group;
     uint64_t i = 0;
-    bool room = true;
-    while (room && i + LANES <= s.n) {
-        if (i % ADAM_STRIDE == 0) adam_fetch(&s, i, layout);
-        room = record_block(&s, &k, &inv, &r, r.code + i, i, i, 0xff, layout, l2);
-        if (room) i += LANES;
-    }
-    if (room && i < s.n) {
-        struct tail t;
-        tail_open(&t, &s, i, layout);
-        if (record_block(&t.span, &k, &inv, &r, t.code, 0, i, (1u << t.n) - 1u, layout, l2)) {
-            tail_close(&t, &s, i);
-            memcpy(r.code + i, t.code, t.n);
-            i = s.n;
+    while (i < s.n) {
+        uint64_t n = s.n - i < ADAM_GROUP ? s.n - i : ADAM_GROUP, j = 0;
+        if (n < ADAM_GROUP) memset(group.bad, 0, sizeof group.bad);
+        for (; j + LANES <= n; j += LANES) {
+            if (j % ADAM_STRIDE == 0) adam_fetch(&s, i + j, layout);
+            record_block(&s, &k, &inv, &group, i + j, j, layout, l2);
         }
+        if (j < n) {
+            struct tail t;
+            tail_open(&t, &s, i + j, layout);
+            record_block(&t.span, &k, &inv, &group, 0, j, layout, l2);
+            group.bad[j / LANES] &= (uint8_t)((1u << t.n) - 1u);
+            tail_close(&t, &s, i + j);
+        }
+        if (!adam_group_list(&group, &s, i, n, &r, layout)) break;
+        codes_out(r.code + i, &group, n);
+        i += n;
     }
+    _mm_sfence();
     record->side_n = r.side_n;
     return i;
 }

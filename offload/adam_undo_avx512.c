@@ -6,8 +6,7 @@
  * no division and no square root more than the plain step, and hides behind theirs. Any thread, under
  * cpu_ftz_enter. */
 #include "offload/adam_avx512.h"
-
-#include <math.h>
+#include "offload/adam_undo_impl.h"
 
 struct inverse512 {
     __m512 beta1, beta2, decay;
@@ -20,26 +19,14 @@ ADAM_INLINE void inverse_load(struct inverse512 *k, const struct adam_inverse *i
     k->decay = _mm512_set1_ps(inv->decay);
 }
 
-/* A NaN becomes -infinity: the second operand's place. */
-ADAM_INLINE __m512i bits_of(__m512 x)
+ADAM_INLINE __m512i distance(__m512 old, __m512 inverse)
 {
-    return _mm512_castps_si512(_mm512_max_ps(x, _mm512_set1_ps(-INFINITY)));
+    return _mm512_sub_epi32(_mm512_castps_si512(old), _mm512_castps_si512(inverse));
 }
 
-ADAM_INLINE __m512i order_of(__m512i bits)
+ADAM_INLINE __m512 moved(__m512 inverse, __m512i by)
 {
-    return _mm512_ternarylogic_epi32(bits, _mm512_srai_epi32(bits, 31),
-                                     _mm512_set1_epi32(0x7fffffff), 0x78); /* a ^ (b & c) */
-}
-
-ADAM_INLINE __m512i distance(__m512 old, __m512i inverse)
-{
-    return _mm512_sub_epi32(order_of(_mm512_castps_si512(old)), order_of(inverse));
-}
-
-ADAM_INLINE __m512 moved(__m512i inverse, __m512i by)
-{
-    return _mm512_castsi512_ps(order_of(_mm512_add_epi32(order_of(inverse), by)));
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(inverse), by));
 }
 
 struct state512 {
@@ -52,87 +39,49 @@ ADAM_INLINE __m512 direction(__m512 m, __m512 v, const struct coef512 *k)
     return _mm512_div_ps(m, _mm512_fmadd_ps(_mm512_sqrt_ps(v), k->inv_sqrt_bc2, k->eps));
 }
 
-ADAM_INLINE __m512i invert_param(__m512 p, __m512 q, const struct coef512 *k,
-                                 const struct inverse512 *inv, bool l2)
+ADAM_INLINE __m512 invert_param(__m512 p, __m512 q, const struct coef512 *k,
+                                const struct inverse512 *inv, bool l2)
 {
     p = _mm512_fmadd_ps(k->step_size, q, p);
-    return bits_of(l2 ? p : _mm512_fmadd_ps(inv->decay, p, p));
+    return l2 ? p : _mm512_fmadd_ps(inv->decay, p, p);
 }
 
-ADAM_INLINE __m512i invert_exp_avg(__m512 m, __m512 gm, const struct inverse512 *inv)
+ADAM_INLINE __m512 invert_exp_avg(__m512 m, __m512 gm, const struct inverse512 *inv)
 {
     __m512 x = _mm512_sub_ps(m, gm);
-    return bits_of(_mm512_fmadd_ps(inv->beta1, x, x));
+    return _mm512_fmadd_ps(inv->beta1, x, x);
 }
 
-ADAM_INLINE __m512i invert_exp_avg_sq(__m512 v, __m512 gv, const struct inverse512 *inv)
+ADAM_INLINE __m512 invert_exp_avg_sq(__m512 v, __m512 gv, const struct inverse512 *inv)
 {
     __m512 x = _mm512_sub_ps(v, gv);
-    return bits_of(_mm512_fmadd_ps(inv->beta2, x, x));
-}
-
-/* Up to 16 entries: each column closed up, then columns turned into rows of four words. False: no
- * room. */
-ADAM_INLINE bool side_append(struct adam_record *r, __mmask16 bad, uint64_t i,
-                             const struct state512 *old, enum adam_layout layout)
-{
-    uint32_t n = (uint32_t)__builtin_popcount(bad);
-    if (n > r->side_cap - r->side_n) return false;
-    __m512i elem = _mm512_add_epi32(
-        _mm512_set1_epi32((int)(uint32_t)i),
-        _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
-    __m512i p = _mm512_castps_si512(old->p);
-    if (layout == ADAM_BF16_SPLIT) { /* param in the lower half, low in the upper one */
-        __m512i high = _mm512_srli_epi32(_mm512_add_epi32(p, _mm512_set1_epi32(0x8000)), 16);
-        p = _mm512_or_si512(high, _mm512_slli_epi32(p, 16));
-    }
-    elem = _mm512_maskz_compress_epi32(bad, elem);
-    p = _mm512_maskz_compress_epi32(bad, p);
-    __m512i m = _mm512_maskz_compress_epi32(bad, _mm512_castps_si512(old->m)),
-            v = _mm512_maskz_compress_epi32(bad, _mm512_castps_si512(old->v));
-    __m512i a = _mm512_unpacklo_epi32(elem, p), b = _mm512_unpacklo_epi32(m, v),
-            c = _mm512_unpackhi_epi32(elem, p), d = _mm512_unpackhi_epi32(m, v);
-    /* row[j]: entries j, 4 + j, 8 + j, 12 + j */
-    __m512i row[4] = { _mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b),
-                       _mm512_unpacklo_epi64(c, d), _mm512_unpackhi_epi64(c, d) };
-    __m512i even01 = _mm512_shuffle_i32x4(row[0], row[1], 0x88),
-            even23 = _mm512_shuffle_i32x4(row[2], row[3], 0x88),
-            odd01 = _mm512_shuffle_i32x4(row[0], row[1], 0xdd),
-            odd23 = _mm512_shuffle_i32x4(row[2], row[3], 0xdd);
-    __m512i four[4] = { _mm512_shuffle_i32x4(even01, even23, 0x88),
-                        _mm512_shuffle_i32x4(odd01, odd23, 0x88),
-                        _mm512_shuffle_i32x4(even01, even23, 0xdd),
-                        _mm512_shuffle_i32x4(odd01, odd23, 0xdd) };
-    struct adam_side *to = r->side + r->side_n;
-    for (uint32_t j = 0; j < 4; j++) {
-        if (n <= 4 * j) break;
-        uint32_t words = n - 4 * j >= 4 ? 16 : 4 * (n - 4 * j);
-        _mm512_mask_storeu_epi32(to + 4 * j, (__mmask16)((1u << words) - 1u), four[j]);
-    }
-    r->side_n += n;
-    return true;
+    return _mm512_fmadd_ps(inv->beta2, x, x);
 }
 
 /* Codes of the elements that do not fit are 0, and `bad` has their bits. */
-ADAM_INLINE __m128i encode(__m512i dm, __m512i dv, __m512i dp, __mmask16 *bad)
+ADAM_INLINE __m128i encode(const struct state512 *old, const struct state512 *back, __mmask16 *bad)
 {
-    dm = _mm512_add_epi32(dm, _mm512_set1_epi32(ADAM_EXP_AVG_BIAS));
-    dv = _mm512_add_epi32(dv, _mm512_set1_epi32(ADAM_EXP_AVG_SQ_BIAS));
-    dp = _mm512_add_epi32(dp, _mm512_set1_epi32(ADAM_PARAM_BIAS));
+    __m512i dm = _mm512_add_epi32(distance(old->m, back->m), _mm512_set1_epi32(ADAM_EXP_AVG_BIAS)),
+            dv = _mm512_add_epi32(distance(old->v, back->v), _mm512_set1_epi32(ADAM_EXP_AVG_SQ_BIAS)),
+            dp = _mm512_add_epi32(distance(old->p, back->p), _mm512_set1_epi32(ADAM_PARAM_BIAS));
     /* (dv | dp) & ~3, then | (dm & ~15): the fields of v and p are of one width */
     __m512i high = _mm512_ternarylogic_epi32(
         dv, dp, _mm512_set1_epi32((1 << ADAM_PARAM_BITS) - 1), 0x54);
     high = _mm512_ternarylogic_epi32(high, dm, _mm512_set1_epi32((1 << ADAM_EXP_AVG_BITS) - 1),
                                      0xf4);
-    *bad = _mm512_test_epi32_mask(high, high);
+    __mmask16 numbers = _mm512_cmp_ps_mask(back->m, back->v, _CMP_ORD_Q);
+    numbers = _mm512_mask_cmp_ps_mask(numbers, back->p, back->p, _CMP_ORD_Q);
+    __mmask16 fits = _mm512_mask_testn_epi32_mask(numbers, high, high);
+    *bad = (__mmask16)~fits;
     __m512i code = _mm512_ternarylogic_epi32(dm, _mm512_slli_epi32(dv, ADAM_EXP_AVG_SQ_SHIFT),
                                              _mm512_slli_epi32(dp, ADAM_PARAM_SHIFT), 0xfe);
-    return _mm512_maskz_cvtepi32_epi8((__mmask16)~*bad, code);
+    return _mm512_maskz_cvtepi32_epi8(fits, code);
 }
 
-ADAM_INLINE bool record_block(const struct adam_span *s, const struct coef512 *k,
-                              const struct inverse512 *inv, struct adam_record *r, uint64_t i,
-                              __mmask16 mask, enum adam_layout layout, bool l2)
+/* 16 elements at i, number j... of the group. */
+ADAM_INLINE void record_block(const struct adam_span *s, const struct coef512 *k,
+                              const struct inverse512 *inv, struct adam_group *group, uint64_t i,
+                              uint64_t j, __mmask16 mask, enum adam_layout layout, bool l2)
 {
     __m512 g = _mm512_mul_ps(load_grad(s, i, mask, layout), k->grad_scale);
     struct state512 old = { load_param(s, i, mask, layout), load_f32(s->exp_avg, i, mask),
@@ -148,20 +97,36 @@ ADAM_INLINE bool record_block(const struct adam_span *s, const struct coef512 *k
     new.v = _mm512_fmadd_ps(k->beta2, new.v, gv);
     __m512 q = direction(new.m, new.v, k);
     new.p = _mm512_fnmadd_ps(k->step_size, q, new.p);
+    struct state512 back = { invert_param(new.p, q, k, inv, l2), invert_exp_avg(new.m, gm, inv),
+                             invert_exp_avg_sq(new.v, gv, inv) };
     __mmask16 bad;
-    __m128i code = encode(distance(old.m, invert_exp_avg(new.m, gm, inv)),
-                          distance(old.v, invert_exp_avg_sq(new.v, gv, inv)),
-                          distance(old.p, invert_param(new.p, q, k, inv, l2)), &bad);
-    bad &= mask;
-    if (__builtin_expect(bad != 0, 0) && !side_append(r, bad, i, &old, layout)) return false;
-    _mm_mask_storeu_epi8(r->code + i, mask, code);
+    _mm_store_si128((__m128i *)(group->code + j), encode(&old, &back, &bad));
+    uint16_t bits = (uint16_t)(bad & mask);
+    memcpy(group->bad + j / 8, &bits, 2);
+    _mm512_store_ps(group->p + j, old.p);
+    _mm512_store_ps(group->m + j, old.m);
+    _mm512_store_ps(group->v + j, old.v);
     store_f32(s->exp_avg, i, mask, new.m);
     store_f32(s->exp_avg_sq, i, mask, new.v);
     store_param(s, s->param, i, mask, layout, new.p);
-    return true;
 }
 
-ADAM_INLINE __mmask16 mask_of_last(uint64_t n) { return (__mmask16)((1u << n) - 1u); }
+/* Past the caches where whole lines can be written: nobody reads the record soon, and most likely
+ * nobody ever does. */
+ADAM_INLINE void codes_out(uint8_t *to, const struct adam_group *group, uint64_t n)
+{
+    if (n % 64 || (uintptr_t)to % 64) {
+        memcpy(to, group->code, n);
+        return;
+    }
+    for (uint64_t j = 0; j < n; j += 64)
+        _mm512_stream_si512((__m512i *)(to + j), _mm512_load_si512(group->code + j));
+}
+
+ADAM_INLINE __mmask16 mask_of_first(uint64_t n)
+{
+    return n < LANES ? (__mmask16)((1u << n) - 1u) : 0xffff;
+}
 
 ADAM_INLINE uint64_t record_avx512(const struct adam_span *span, const struct adam_coef *c,
                                    const struct adam_inverse *inverse, struct adam_record *record,
@@ -173,17 +138,23 @@ ADAM_INLINE uint64_t record_avx512(const struct adam_span *span, const struct ad
     inverse_load(&inv, inverse);
     struct adam_span s = *span; /* copies that no store can alias: their fields stay in registers */
     struct adam_record r = *record;
+    struct adam_group group;
     uint64_t i = 0;
-    bool room = true;
-    while (room && i + ADAM_STRIDE <= s.n) {
-        adam_fetch(&s, i, layout);
-        for (uint64_t end = i + ADAM_STRIDE; room && i < end;)
-            if ((room = record_block(&s, &k, &inv, &r, i, 0xffff, layout, l2))) i += LANES;
+    while (i < s.n) {
+        uint64_t n = s.n - i < ADAM_GROUP ? s.n - i : ADAM_GROUP, j = 0;
+        if (n < ADAM_GROUP) memset(group.bad, 0, sizeof group.bad);
+        for (; j + ADAM_STRIDE <= n; j += ADAM_STRIDE) {
+            adam_fetch(&s, i + j, layout);
+            record_block(&s, &k, &inv, &group, i + j, j, 0xffff, layout, l2);
+            record_block(&s, &k, &inv, &group, i + j + LANES, j + LANES, 0xffff, layout, l2);
+        }
+        for (; j < n; j += LANES)
+            record_block(&s, &k, &inv, &group, i + j, j, mask_of_first(n - j), layout, l2);
+        if (!adam_group_list(&group, &s, i, n, &r, layout)) break;
+        codes_out(r.code + i, &group, n);
+        i += n;
     }
-    while (room && i + LANES <= s.n)
-        if ((room = record_block(&s, &k, &inv, &r, i, 0xffff, layout, l2))) i += LANES;
-    if (room && i < s.n && record_block(&s, &k, &inv, &r, i, mask_of_last(s.n - i), layout, l2))
-        i = s.n;
+    _mm_sfence();
     record->side_n = r.side_n;
     return i;
 }
@@ -230,12 +201,12 @@ ADAM_INLINE void undo_avx512(const struct adam_span *span, const struct adam_coe
         for (uint64_t j = 0; j < ADAM_STRIDE; j += LANES)
             undo_block(&s, &k, &inv, code, i + j, 0xffff, layout, l2);
     }
-    for (; i + LANES <= s.n; i += LANES) undo_block(&s, &k, &inv, code, i, 0xffff, layout, l2);
-    if (i < s.n) undo_block(&s, &k, &inv, code, i, mask_of_last(s.n - i), layout, l2);
+    for (; i < s.n; i += LANES)
+        undo_block(&s, &k, &inv, code, i, mask_of_first(s.n - i), layout, l2);
 }
 
 ADAM_INLINE void param_block(const struct adam_span *s, const struct coef512 *k, uint64_t i,
-                             __mmask16 mask, enum adam_layout layout, bool l2)
+                             __mmask16 mask, bool stream, enum adam_layout layout, bool l2)
 {
     __m512 g = _mm512_mul_ps(load_grad(s, i, mask, layout), k->grad_scale);
     __m512 p = load_param(s, i, mask, layout);
@@ -253,7 +224,10 @@ ADAM_INLINE void param_block(const struct adam_span *s, const struct coef512 *k,
     else
         out = _mm512_cvtepi32_epi16(_mm512_srli_epi32(
             _mm512_add_epi32(_mm512_castps_si512(p), _mm512_set1_epi32(0x8000)), 16));
-    store_u16(s->param_out, i, mask, out);
+    if (stream)
+        _mm256_stream_si256((__m256i *)((char *)s->param_out + i * 2), out);
+    else
+        store_u16(s->param_out, i, mask, out);
 }
 
 ADAM_INLINE void param_avx512(const struct adam_span *span, const struct adam_coef *c,
@@ -263,13 +237,15 @@ ADAM_INLINE void param_avx512(const struct adam_span *span, const struct adam_co
     coef_load(&k, c);
     struct adam_span s = *span;
     uint64_t i = 0;
+    bool stream = (uintptr_t)s.param_out % 64 == 0; /* whole lines past the caches */
     for (; i + ADAM_STRIDE <= s.n; i += ADAM_STRIDE) {
         adam_fetch(&s, i, layout);
         for (uint64_t j = 0; j < ADAM_STRIDE; j += LANES)
-            param_block(&s, &k, i + j, 0xffff, layout, l2);
+            param_block(&s, &k, i + j, 0xffff, stream, layout, l2);
     }
-    for (; i + LANES <= s.n; i += LANES) param_block(&s, &k, i, 0xffff, layout, l2);
-    if (i < s.n) param_block(&s, &k, i, mask_of_last(s.n - i), layout, l2);
+    for (; i < s.n; i += LANES)
+        param_block(&s, &k, i, mask_of_first(s.n - i), false, layout, l2);
+    _mm_sfence();
 }
 
 ADAM_DEFINE_UNDO(avx512, record_avx512, undo_avx512, param_avx512)

@@ -3,15 +3,11 @@
  *
  * Reads like adam_undo.h. The forward step repeats adam_ref.c (the test holds them together). The
  * inverse is one function for recording and taking back: what it gives need not be near the old
- * value for the result to be right, only the same both times. Any thread, under cpu_ftz_enter. */
+ * value for the result to be right, only the same both times. A NaN may not be the same: which of two
+ * an instruction passes on depends on the order that the compiler gave them. So its element goes on
+ * the list. Any thread, under cpu_ftz_enter. */
 #include "offload/adam_ref.h"
-
-/* A NaN becomes -infinity: which of two NaN operands an instruction passes on depends on the order
- * the compiler gave them. What the maximum instruction does: the second operand if one is NaN. */
-ADAM_INLINE uint32_t bits_of(float x)
-{
-    return stk_f32_bits(x > -INFINITY ? x : -INFINITY);
-}
+#include "offload/adam_undo_impl.h"
 
 ADAM_INLINE uint32_t load_bits(const void *base, uint64_t i)
 {
@@ -19,20 +15,6 @@ ADAM_INLINE uint32_t load_bits(const void *base, uint64_t i)
     memcpy(&u, (const char *)base + i * 4, 4);
     return u;
 }
-
-/* The order of the numbers as a signed integer's: a bijection, its own inverse. Minus zero is just
- * below zero. */
-ADAM_INLINE uint32_t order_of(uint32_t bits)
-{
-    return bits ^ (bits >> 31 ? 0x7fffffffu : 0u);
-}
-
-ADAM_INLINE uint32_t distance(uint32_t old, uint32_t inverse)
-{
-    return order_of(old) - order_of(inverse);
-}
-
-ADAM_INLINE uint32_t moved(uint32_t inverse, uint32_t by) { return order_of(order_of(inverse) + by); }
 
 struct new_state {
     float p, m, v;
@@ -54,27 +36,27 @@ ADAM_INLINE struct new_state step(float p, float m, float v, float g, const stru
 }
 
 /* The parameter that the step led away from, roughly. */
-ADAM_INLINE uint32_t invert_param(struct new_state s, const struct adam_coef *c,
-                                  const struct adam_inverse *inv, bool l2)
+ADAM_INLINE float invert_param(struct new_state s, const struct adam_coef *c,
+                               const struct adam_inverse *inv, bool l2)
 {
     float d = adam_fma(sqrtf(s.v), c->inv_sqrt_bc2, c->eps);
     float p = adam_fma(c->step_size, s.m / d, s.p);
-    return bits_of(l2 ? p : adam_fma(inv->decay, p, p));
+    return l2 ? p : adam_fma(inv->decay, p, p);
 }
 
 /* The moments; `g` scaled and with the L2 term, which takes the true old parameter. */
-ADAM_INLINE uint32_t invert_exp_avg(float m, float g, const struct adam_coef *c,
-                                    const struct adam_inverse *inv)
+ADAM_INLINE float invert_exp_avg(float m, float g, const struct adam_coef *c,
+                                 const struct adam_inverse *inv)
 {
     float x = m - c->one_minus_beta1 * g;
-    return bits_of(adam_fma(inv->beta1, x, x));
+    return adam_fma(inv->beta1, x, x);
 }
 
-ADAM_INLINE uint32_t invert_exp_avg_sq(float v, float g, const struct adam_coef *c,
-                                       const struct adam_inverse *inv)
+ADAM_INLINE float invert_exp_avg_sq(float v, float g, const struct adam_coef *c,
+                                    const struct adam_inverse *inv)
 {
     float x = v - (c->one_minus_beta2 * g) * g;
-    return bits_of(adam_fma(inv->beta2, x, x));
+    return adam_fma(inv->beta2, x, x);
 }
 
 ADAM_INLINE uint64_t record_scalar(const struct adam_span *s, const struct adam_coef *c,
@@ -88,19 +70,16 @@ ADAM_INLINE uint64_t record_scalar(const struct adam_span *s, const struct adam_
                  v_bits = load_bits(s->exp_avg_sq, i);
         struct new_state new = step(p, stk_bits_f32(m_bits), stk_bits_f32(v_bits), g, c, l2);
         if (l2) g = adam_fma(c->l2, p, g);
-        uint32_t dp = distance(p_bits, invert_param(new, c, inv, l2)) + ADAM_PARAM_BIAS;
-        uint32_t dm = distance(m_bits, invert_exp_avg(new.m, g, c, inv)) + ADAM_EXP_AVG_BIAS;
-        uint32_t dv = distance(v_bits, invert_exp_avg_sq(new.v, g, c, inv)) + ADAM_EXP_AVG_SQ_BIAS;
+        float p_back = invert_param(new, c, inv, l2), m_back = invert_exp_avg(new.m, g, c, inv),
+              v_back = invert_exp_avg_sq(new.v, g, c, inv);
+        uint32_t dp = p_bits - stk_f32_bits(p_back) + ADAM_PARAM_BIAS;
+        uint32_t dm = m_bits - stk_f32_bits(m_back) + ADAM_EXP_AVG_BIAS;
+        uint32_t dv = v_bits - stk_f32_bits(v_back) + ADAM_EXP_AVG_SQ_BIAS;
         bool fits = dm >> ADAM_EXP_AVG_BITS == 0 && dv >> ADAM_EXP_AVG_SQ_BITS == 0 &&
-                    dp >> ADAM_PARAM_BITS == 0;
+                    dp >> ADAM_PARAM_BITS == 0 && !isnan(p_back) && !isnan(m_back) && !isnan(v_back);
         if (!fits) {
             if (r->side_n == r->side_cap) return i;
-            struct adam_side *e = &r->side[r->side_n++];
-            *e = (struct adam_side){ .elem = (uint32_t)i, .exp_avg = m_bits, .exp_avg_sq = v_bits };
-            if (layout == ADAM_FP16)
-                e->master = p_bits;
-            else
-                stk_split(p, &e->split.param, &e->split.low);
+            r->side[r->side_n++] = adam_side_of(layout, (uint32_t)i, p_bits, m_bits, v_bits);
         }
         r->code[i] = fits ? (uint8_t)(dm | dv << ADAM_EXP_AVG_SQ_SHIFT | dp << ADAM_PARAM_SHIFT) : 0;
         s->exp_avg[i] = new.m;
@@ -120,10 +99,10 @@ ADAM_INLINE void undo_scalar(const struct adam_span *s, const struct adam_coef *
         uint32_t dm = code[i] & ((1u << ADAM_EXP_AVG_BITS) - 1u),
                  dv = code[i] >> ADAM_EXP_AVG_SQ_SHIFT & ((1u << ADAM_EXP_AVG_SQ_BITS) - 1u),
                  dp = (uint32_t)code[i] >> ADAM_PARAM_SHIFT;
-        float p = stk_bits_f32(moved(invert_param(new, c, inv, l2), dp - ADAM_PARAM_BIAS));
+        float p = stk_bits_f32(stk_f32_bits(invert_param(new, c, inv, l2)) + dp - ADAM_PARAM_BIAS);
         if (l2) g = adam_fma(c->l2, p, g);
-        uint32_t m = moved(invert_exp_avg(new.m, g, c, inv), dm - ADAM_EXP_AVG_BIAS);
-        uint32_t v = moved(invert_exp_avg_sq(new.v, g, c, inv), dv - ADAM_EXP_AVG_SQ_BIAS);
+        uint32_t m = stk_f32_bits(invert_exp_avg(new.m, g, c, inv)) + dm - ADAM_EXP_AVG_BIAS;
+        uint32_t v = stk_f32_bits(invert_exp_avg_sq(new.v, g, c, inv)) + dv - ADAM_EXP_AVG_SQ_BIAS;
         memcpy(s->exp_avg + i, &m, 4);
         memcpy(s->exp_avg_sq + i, &v, 4);
         store_param(s, i, layout, p);

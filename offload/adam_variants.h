@@ -68,42 +68,4 @@ ADAM_INLINE void adam_fetch(const struct adam_span *s, uint64_t i, enum adam_lay
     ADAM_DEFINE_ONE(adam_fp16__##suffix, ADAM_FP16, span_fn)             \
     ADAM_DEFINE_ONE(adam_f32__##suffix, ADAM_F32, span_fn)
 
-/* What taking back needs beside the coefficients (adam_undo.c makes it): 1 / x - 1 of both betas and
- * of 1 + decay, from double. y / beta is computed as fma(beta1, y, y): as near to the quotient as a
- * division, and no division. */
-struct adam_inverse {
-    float beta1, beta2, decay;
-};
-
-/* The record (one byte an element): what is added to the inverse's bits, biased, in three fields. */
-enum { ADAM_EXP_AVG_BITS = 4, ADAM_EXP_AVG_SQ_BITS = 2, ADAM_PARAM_BITS = 2 };
-enum { ADAM_EXP_AVG_BIAS = 8, ADAM_EXP_AVG_SQ_BIAS = 1, ADAM_PARAM_BIAS = 1 };
-enum { ADAM_EXP_AVG_SQ_SHIFT = 4, ADAM_PARAM_SHIFT = 6 };
-
-/* As ADAM_DEFINE, for adam_undo.h: `record_fn(s, c, inv, r, layout, l2)` returns the elements done,
- * fewer than s->n when the side list is full; `undo_fn(s, c, inv, code, layout, l2)`;
- * `param_fn(s, c, layout, l2)`. */
-#define ADAM_DEFINE_UNDO_ONE(record, undo, param, layout, record_fn, undo_fn, param_fn) \
-    uint64_t record(const struct adam_span *s, const struct adam_coef *c,               \
-                    const struct adam_inverse *inv, struct adam_record *r)              \
-    {                                                                                   \
-        return c->l2 != 0.0f ? record_fn(s, c, inv, r, layout, true)                    \
-                             : record_fn(s, c, inv, r, layout, false);                  \
-    }                                                                                   \
-    void undo(const struct adam_span *s, const struct adam_coef *c,                     \
-              const struct adam_inverse *inv, const uint8_t *code)                      \
-    {                                                                                   \
-        if (c->l2 != 0.0f)                                                              \
-            undo_fn(s, c, inv, code, layout, true);                                     \
-        else                                                                            \
-            undo_fn(s, c, inv, code, layout, false);                                    \
-    }                                                                                   \
-    ADAM_DEFINE_ONE(param, layout, param_fn)
-#define ADAM_DEFINE_UNDO(suffix, record_fn, undo_fn, param_fn)                             \
-    ADAM_DEFINE_UNDO_ONE(adam_record_bf16_split__##suffix, adam_undo_bf16_split__##suffix, \
-                         adam_param_bf16_split__##suffix, ADAM_BF16_SPLIT, record_fn,      \
-                         undo_fn, param_fn)                                                \
-    ADAM_DEFINE_UNDO_ONE(adam_record_fp16__##suffix, adam_undo_fp16__##suffix,             \
-                         adam_param_fp16__##suffix, ADAM_FP16, record_fn, undo_fn, param_fn)
-
 #endif
