@@ -8,6 +8,16 @@
 
 #include <immintrin.h>
 
+/* A line of what will be read or written so many elements on. With tens of instructions a line the
+ * processor looks only a few lines ahead by itself: 1.1 GB/s from memory instead of 16 was measured,
+ * in a machine whose own prefetching is weak. May point past the end: integers, nothing is read. */
+enum { AHEAD = 512 };
+
+static inline void fetch(const void *base, uint64_t i, uint64_t width_bytes)
+{
+    __builtin_prefetch((const void *)((uintptr_t)base + (uintptr_t)((i + AHEAD) * width_bytes)));
+}
+
 static inline __m256i bf16_from_f32(__m256 x) /* in the low half of each 32-bit lane */
 {
     __m256i u = _mm256_castps_si256(x);
@@ -52,6 +62,8 @@ static inline __attribute__((always_inline)) void grad_cast(const float *acc, ui
     __m256 factor = _mm256_set1_ps(scale);
     uint64_t i = 0, nonfinite = 0;
     for (; i + CONVERT_LANES <= n; i += CONVERT_LANES) {
+        fetch(acc, i, 4);
+        fetch(out, i, 2);
         __m256 x = _mm256_mul_ps(_mm256_loadu_ps(acc + i), factor);
         __m256 y = _mm256_mul_ps(_mm256_loadu_ps(acc + i + 8), factor);
         __m128i p, q;
@@ -97,6 +109,9 @@ void convert_split__avx2(const float *master, uint16_t *param, int16_t *low, uin
 {
     uint64_t i = 0;
     for (; i + 8 <= n; i += 8) {
+        fetch(master, i, 4);
+        fetch(param, i, 2);
+        fetch(low, i, 2);
         __m256i u = _mm256_castps_si256(_mm256_loadu_ps(master + i));
         __m256i high = _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x8000)), 16);
         __m256i rest = _mm256_sub_epi32(u, _mm256_slli_epi32(high, 16)); /* in [-32768, 32767] */
@@ -112,6 +127,9 @@ void convert_join__avx2(const uint16_t *param, const int16_t *low, float *master
 {
     uint64_t i = 0;
     for (; i + 8 <= n; i += 8) {
+        fetch(param, i, 2);
+        fetch(low, i, 2);
+        fetch(master, i, 4);
         __m256i high = _mm256_slli_epi32(_mm256_cvtepu16_epi32(load_u16(param + i)), 16);
         __m256i u = _mm256_add_epi32(high, _mm256_cvtepi16_epi32(load_u16(low + i)));
         _mm256_storeu_ps(master + i, _mm256_castsi256_ps(u));
@@ -122,32 +140,45 @@ void convert_join__avx2(const uint16_t *param, const int16_t *low, float *master
 void convert_bf16_to_f32__avx2(const uint16_t *in, float *out, uint64_t n)
 {
     uint64_t i = 0;
-    for (; i + 8 <= n; i += 8)
+    for (; i + 8 <= n; i += 8) {
+        fetch(in, i, 2);
+        fetch(out, i, 4);
         _mm256_storeu_ps(out + i, f32_from_bf16(_mm256_cvtepu16_epi32(load_u16(in + i))));
+    }
     convert_bf16_to_f32__scalar(in + i, out + i, n - i);
 }
 
 void convert_fp16_to_f32__avx2(const uint16_t *in, float *out, uint64_t n)
 {
     uint64_t i = 0;
-    for (; i + 8 <= n; i += 8) _mm256_storeu_ps(out + i, _mm256_cvtph_ps(load_u16(in + i)));
+    for (; i + 8 <= n; i += 8) {
+        fetch(in, i, 2);
+        fetch(out, i, 4);
+        _mm256_storeu_ps(out + i, _mm256_cvtph_ps(load_u16(in + i)));
+    }
     convert_fp16_to_f32__scalar(in + i, out + i, n - i);
 }
 
 void convert_f32_to_bf16__avx2(const float *in, uint16_t *out, uint64_t n)
 {
     uint64_t i = 0;
-    for (; i + 8 <= n; i += 8)
+    for (; i + 8 <= n; i += 8) {
+        fetch(in, i, 4);
+        fetch(out, i, 2);
         _mm_storeu_si128((__m128i *)(void *)(out + i),
                          narrow_u16(bf16_from_f32(_mm256_loadu_ps(in + i))));
+    }
     convert_f32_to_bf16__scalar(in + i, out + i, n - i);
 }
 
 void convert_f32_to_fp16__avx2(const float *in, uint16_t *out, uint64_t n)
 {
     uint64_t i = 0;
-    for (; i + 8 <= n; i += 8)
+    for (; i + 8 <= n; i += 8) {
+        fetch(in, i, 4);
+        fetch(out, i, 2);
         _mm_storeu_si128((__m128i *)(void *)(out + i),
                          _mm256_cvtps_ph(_mm256_loadu_ps(in + i), _MM_FROUND_TO_NEAREST_INT));
+    }
     convert_f32_to_fp16__scalar(in + i, out + i, n - i);
 }

@@ -35,8 +35,8 @@ char *sys_format(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void sys_free(void *p);
 uint64_t sys_alloc_bytes(void);
 
-/* Page-aligned zeroed anonymous memory; `touch` faults every page now (in parallel if large). NULL
- * + errno on failure. */
+/* Page-aligned zeroed anonymous memory; `touch` faults every page now (in parallel if large; in
+ * large pages where the system gives them). NULL + errno on failure. */
 void *sys_mmap(uint64_t size_bytes, bool touch);
 void sys_munmap(void *p, uint64_t size_bytes);
 

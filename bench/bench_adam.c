@@ -1,189 +1,327 @@
-/* bench/bench_adam.c - speed of every Adam variant beside this machine's read-modify-write
- * bandwidth.
+/* bench/bench_adam.c - `stoker bench adam`: Adam's rate beside the read-modify-write rate of this
+ * machine's memory.
  *
- * The limit is a loop that reads and writes back the same memory (x = x + 1 over one array as large
- * as the state), measured in turn with each variant, so that a noisy machine slows both. Prints a
- * JSON list on stdout. bytes_per_s counts the traffic that must be: 26 bytes per parameter in split
- * mode (reads 2+2+4+4+2, writes 2+2+4+4), 28 in f32 and fp16 mode, 8 per float for the limit. Own
- * process; OpenMP threads. */
-#include "base/opts.h"
-#include "base/rng.h"
+ * Owns: options, the list of what is measured, table, verdict, JSON. Must not know how a pass runs
+ * (adam_world.c) or what a limit is (limit.c). Application's thread. */
 #include "base/sys.h"
-#include "offload/adam.h"
+#include "bench/adam_world.h"
+#include "bench/bench_impl.h"
+#include "bench/pairs.h"
 
-#include <inttypes.h>
-#include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-struct bench_args {
-    uint64_t params, rounds, threads;
+struct adam_args {
+    uint64_t params, pairs, threads;
+    double width, seconds;
+    const char *kernel, *json;
+    struct opt_list paths;
     int layout;
-    const char *kernel;
+    bool ways, no_limit;
 };
 
-static const char *const layout_names[] = { "bf16_split", "fp16", "f32", NULL };
-static const uint64_t layout_bytes[] = { 26, 28, 28 };
+static const char *const layout_names[] = { "bf16_split", "fp16", "f32", "all", NULL };
+static const uint64_t layout_bytes[ADAM_LAYOUT_N] = { 26, 28, 28 };
+enum { LAYOUT_ALL = ADAM_LAYOUT_N, RESULTS_MAX = 64, SCALAR_PAIRS = 5 };
 
+#define AT(field) offsetof(struct adam_args, field)
 static const struct opt_row rows[] = {
-    { "params", OPT_U64, offsetof(struct bench_args, params), "67108864", 1024, 4294967296.0, NULL,
-      "N", "parameters", false },
-    { "rounds", OPT_U64, offsetof(struct bench_args, rounds), "11", 1, 1000, NULL, "N",
-      "measurements of each", false },
-    { "threads", OPT_U64, offsetof(struct bench_args, threads), "2", 1, 1024, NULL, "N",
-      "OpenMP threads", false },
-    { "layout", OPT_CHOICE, offsetof(struct bench_args, layout), "bf16_split", 0, 0, layout_names,
-      "NAME", "state layout", false },
-    { "kernel", OPT_STRING, offsetof(struct bench_args, kernel), NULL, 0, 0, NULL, "NAME",
-      "only this variant", false },
+    { "params", OPT_U64, AT(params), "64000000", 65536, 4e9, .arg = "N",
+      .help = "parameters; 16 bytes of memory each" },
+    { "threads", OPT_U64, AT(threads), "0", 0, 1024, .arg = "N",
+      .help = "0: all cores this process may use" },
+    { "layout", OPT_CHOICE, AT(layout), "all", .choices = layout_names, .arg = "NAME",
+      .help = "of the state" },
+    { "kernel", OPT_STRING, AT(kernel), .arg = "NAME",
+      .help = "only this one: avx512, avx2, scalar" },
+    { "path", OPT_LIST, AT(paths), .arg = "NAME",
+      .help = "of arrays, chunks, small, cache (see below); default: all" },
+    { "ways", OPT_FLAG, AT(ways),
+      .help = "also each distance of fetching ahead and each kind of stores" },
+    { "no-limit", OPT_FLAG, AT(no_limit),
+      .help = "the step alone, in the default way, as often as --pairs says" },
+    { "pairs", OPT_U64, AT(pairs), "60", 1, NVME_PAIRS_MAX, .arg = "N",
+      .help = "at most, of ours and the limit's passes" },
+    { "width", OPT_DOUBLE, AT(width), "0.02", 0, 1, .arg = "SHARE",
+      .help = "enough pairs when the 95 % interval of the median is so near to it" },
+    { "time", OPT_DOUBLE, AT(seconds), "8", 0.1, 86400, .arg = "SECONDS",
+      .help = "at most, of each result" },
+    { "json", OPT_STRING, AT(json), .arg = "FILE", .help = "a list of results" },
 };
-enum { ROWS = sizeof rows / sizeof rows[0] };
+enum { ROW_N = sizeof rows / sizeof rows[0] };
 
-struct bench {
-    struct bench_args args;
-    struct adam_span span;
-    struct adam_coef coef;
-    float *limit; /* the array of the limit loop */
-    uint64_t limit_floats;
-    double *kernel_s, *limit_s;
+static const char usage[] = "usage: stoker bench adam [options]\n\n"
+    "Steps of Adam on the processor, beside loops over the same memory that compute nothing. The "
+    "fastest of\nthose is the limit: read-modify-write of as many arrays as the step has, of four, "
+    "and of one, with and\nwithout fetching ahead, with ordinary and non-temporal stores.";
+static const char more[] =
+    "\nBytes are those that must move: 26 per parameter with bf16 parameters (read 2+2+4+4+2, "
+    "write 2+2+4+4),\n28 with fp16 or fp32 ones. Paths: `arrays` is a step over five large arrays, "
+    "`chunks` the same state as\ntraining keeps it, chunk by chunk on the update team, `small` "
+    "that state as tensors of 64 elements,\n`cache` the arithmetic alone.\n"
+    "\nExit codes: 0 done, 1 operating error, 2 bad use, 130 stopped by a signal.\n";
+
+struct adam_result {
+    enum adam_layout layout;
+    enum adam_path path;
+    const struct adam_kernel *kernel;
+    struct adam_way way;
+    struct limit_loop limit;
+    struct pairs pairs;
 };
 
-static int compare_doubles(const void *a, const void *b)
+struct adam_bench {
+    struct adam_args args;
+    struct adam_world *world;
+    const _Atomic bool *stop;
+    bool path[ADAM_PATH_N];         /* measured */
+    struct limit_set limits;        /* of the layout that is filled in; n = 0: none */
+    struct adam_way way[ADAM_LAYOUT_N]; /* the fastest */
+    struct adam_result *now;        /* being measured */
+    uint32_t n;
+    struct adam_result result[RESULTS_MAX];
+};
+
+/* --- measuring -------------------------------------------------------------------------------- */
+
+static double run_ours(void *arg)
 {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
+    struct adam_bench *b = arg;
+    return adam_world_run(b->world, b->now->path, b->now->layout, b->now->kernel, b->now->way);
 }
 
-static double median(double *v, uint64_t n)
+static double run_limit(void *arg)
 {
-    qsort(v, n, sizeof *v, compare_doubles);
-    return n % 2 ? v[n / 2] : 0.5 * (v[n / 2 - 1] + v[n / 2]);
+    struct adam_bench *b = arg;
+    return limit_run(b->now->limit.shape, &b->now->limit.job, (uint32_t)b->args.threads);
 }
 
-/* Fetches ahead as the kernels do: without it the loop is slower than they are, and no limit. */
-static double run_limit(struct bench *b)
+static void print_head(void)
 {
-    double begin = omp_get_wtime();
-#pragma omp parallel for schedule(static)
-    for (uint64_t i = 0; i < b->limit_floats / 16; i++) {
-        float *line = b->limit + i * 16;
-        __builtin_prefetch((const void *)((uintptr_t)line + 2048));
-        for (uint64_t j = 0; j < 16; j++) line[j] += 1.0f;
-    }
-    return omp_get_wtime() - begin;
+    printf("  %-22s %-8s %9s  %9s  %7s  %-7s %-15s  %5s\n", "variant", "path", "ms",
+           "ms 25-75%", "GB/s", "limit", "share of limit", "pairs");
 }
 
-/* Each thread takes one contiguous part, as a member of the update team does. */
-static double run_kernel(struct bench *b, const struct adam_kernel *k)
+static void print_result(const struct adam_result *r)
 {
-    enum adam_layout layout = (enum adam_layout)b->args.layout;
-    uint64_t n = b->span.n, w = layout == ADAM_F32 ? 4 : 2, other = layout == ADAM_FP16 ? 4 : 2;
-    double begin = omp_get_wtime();
-#pragma omp parallel
-    {
-        uint64_t parts = (uint64_t)omp_get_num_threads(), part = (uint64_t)omp_get_thread_num();
-        uint64_t at = n / parts * part, end = part + 1 == parts ? n : n / parts * (part + 1);
-        struct adam_span s = b->span;
-        s.n = end - at;
-        s.param = (char *)s.param + at * w;
-        s.low_or_master = s.low_or_master ? (char *)s.low_or_master + at * other : NULL;
-        s.exp_avg += at;
-        s.exp_avg_sq += at;
-        s.grad = (const char *)s.grad + at * w;
-        adam_run(k, layout, &s, &b->coef);
-    }
-    return omp_get_wtime() - begin;
-}
-
-static bool bench_open(struct bench *b)
-{
-    enum adam_layout layout = (enum adam_layout)b->args.layout;
-    uint64_t n = b->args.params, w = layout == ADAM_F32 ? 4 : 2,
-             other = layout == ADAM_FP16 ? 4 : 2;
-    b->limit_floats = n * layout_bytes[layout] / 8;
-    void *grad = sys_mmap(n * w, true);
-    b->span = (struct adam_span){ .n = n,
-                                  .param = sys_mmap(n * w, true),
-                                  .low_or_master = layout == ADAM_F32 ? NULL
-                                                                      : sys_mmap(n * other, true),
-                                  .exp_avg = sys_mmap(n * 4, true),
-                                  .exp_avg_sq = sys_mmap(n * 4, true),
-                                  .grad = grad };
-    b->limit = sys_mmap(b->limit_floats * 4, true);
-    b->kernel_s = sys_calloc(b->args.rounds, sizeof(double));
-    b->limit_s = sys_calloc(b->args.rounds, sizeof(double));
-    if (!grad || !b->span.param || (!b->span.low_or_master && layout != ADAM_F32) ||
-        !b->span.exp_avg || !b->span.exp_avg_sq || !b->limit || !b->kernel_s || !b->limit_s)
-        return false;
-    struct adam_hyper h = {
-        .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01
-    };
-    adam_coef_make(&h, 10, 1.0, &b->coef);
-    struct rng r;
-    rng_seed(&r, 1);
-    for (uint64_t i = 0; i < n;
-         i++) { /* gradients of either sign in [2^-4, 2^-2), whichever the format */
-        uint16_t top = (uint16_t)(0x3d80 + (rng_next(&r) & 0x80ff));
-        if (layout == ADAM_F32)
-            ((uint32_t *)grad)[i] = (uint32_t)top << 16;
-        else
-            ((uint16_t *)grad)[i] = layout == ADAM_FP16 ? (uint16_t)(0x2c00 + (top & 0x83ff)) : top;
-    }
-    return true;
-}
-
-static void bench_variant(struct bench *b, const struct adam_kernel *k, bool first)
-{
-    uint64_t rounds = b->args.rounds;
-    run_limit(b);
-    run_kernel(b, k);
-    for (uint64_t i = 0; i < rounds; i++) {
-        b->limit_s[i] = run_limit(b);
-        b->kernel_s[i] = run_kernel(b, k);
-    }
-    double limit_bytes = (double)b->limit_floats * 8,
-           bytes = (double)(b->span.n * layout_bytes[b->args.layout]);
-    double kernel_s = median(b->kernel_s, rounds),
-           limit_rate = limit_bytes / median(b->limit_s, rounds);
-    printf("%s  {\"variant\": \"%s/%s\", \"params\": %" PRIu64 ", \"threads\": %" PRIu64
-           ", \"median_s\": %.6f, "
-           "\"bytes_per_s\": %.4g, \"limit_bytes_per_s\": %.4g, \"share_of_limit\": %.3f}",
-           first ? "" : ",\n", layout_names[b->args.layout], k->name, b->span.n, b->args.threads,
-           kernel_s, bytes / kernel_s, limit_rate, bytes / kernel_s / limit_rate);
+    char name[40], way[48] = "", quarters[32];
+    const struct pairs *p = &r->pairs;
+    snprintf(name, sizeof name, "%s/%s", layout_names[r->layout], r->kernel->name);
+    snprintf(quarters, sizeof quarters, "%.1f-%.1f", p->p25_s * 1e3, p->p75_s * 1e3);
+    if (r->way.ahead_elems || r->way.stream) adam_way_text(r->way, way, sizeof way);
+    printf("  %-22s %-8s %9.2f %11s %7.2f  %6.2f  %.3f %.3f-%.3f  %5u  %s\n", name,
+           adam_path_name(r->path), p->median_s * 1e3, quarters, p->bytes_per_s / 1e9,
+           p->limit_bytes_per_s / 1e9, p->share, p->share_low, p->share_high, p->n, way);
     fflush(stdout);
 }
 
-int main(int argc, char **argv)
+static void measure(struct adam_bench *b, enum adam_layout layout, enum adam_path path,
+                    const struct adam_kernel *k, struct adam_way way)
 {
-    struct bench b = { 0 };
+    if (*b->stop || b->n == RESULTS_MAX || !b->path[path]) return;
+    struct adam_result *r = &b->result[b->n];
+    bool scalar = k->isa == CPU_SCALAR;
+    struct pairs_rule rule = { .min = scalar || b->args.pairs < 5 ? 1 : 5,
+                               .max = (uint32_t)b->args.pairs, .width = b->args.width,
+                               .seconds = b->args.seconds, .stop = b->stop };
+    if (scalar && rule.max > SCALAR_PAIRS) rule.max = SCALAR_PAIRS;
+    *r = (struct adam_result){ .layout = layout, .path = path, .kernel = k, .way = way,
+                               .limit = b->limits.loop[b->limits.best] };
+    r->pairs.ours_bytes = (double)(adam_world_params(b->world) * layout_bytes[layout]);
+    r->pairs.limit_bytes = r->limit.bytes;
+    b->now = r;
+    pairs_run(&r->pairs, &rule, run_ours, b->args.no_limit ? NULL : run_limit, b);
+    if (r->pairs.n == 0) return;
+    print_result(r);
+    b->n++;
+}
+
+static const struct adam_result *find(const struct adam_bench *b, enum adam_layout layout,
+                                      enum adam_path path)
+{
+    for (uint32_t i = 0; i < b->n; i++)
+        if (b->result[i].layout == layout && b->result[i].path == path) return &b->result[i];
+    return NULL;
+}
+
+/* As adam_way_measure does it at the start of a run, on the whole arrays. */
+static struct adam_way find_way(struct adam_bench *b, enum adam_layout layout,
+                                const struct adam_kernel *k)
+{
+    enum { ROUNDS = 5, WAYS_MAX = 16 };
+    double took[WAYS_MAX][ROUNDS], best_s = 0;
+    struct adam_way best = adam_ways[0];
+    if (k->isa == CPU_SCALAR || b->args.no_limit) return best;
+    for (uint32_t r = 0; r < ROUNDS; r++)
+        for (uint32_t i = 0; i < adam_ways_n && i < WAYS_MAX; i++)
+            took[i][r] = adam_world_run(b->world, ADAM_ARRAYS, layout, k, adam_ways[i]);
+    for (uint32_t i = 0; i < adam_ways_n && i < WAYS_MAX; i++) {
+        double s = nvme_median(took[i], ROUNDS);
+        if (i == 0) best_s = s * 0.97; /* the default unless another is clearly faster */
+        else if (s < best_s) best_s = s, best = adam_ways[i];
+    }
+    return best;
+}
+
+static void find_limit(struct adam_bench *b, enum adam_layout layout)
+{
+    b->limits.n = b->limits.best = 0;
+    if (b->args.no_limit) return;
+    adam_world_limits(b->world, layout, &b->limits);
+    limit_try(&b->limits, 5, (uint32_t)b->args.threads);
+    char text[160];
+    const struct limit_loop *best = &b->limits.loop[b->limits.best];
+    for (uint32_t i = 0; i < b->limits.n && b->args.ways; i++)
+        printf("  limit? %6.2f GB/s: %s\n",
+               b->limits.loop[i].bytes / b->limits.loop[i].best_s / 1e9,
+               limit_loop_text(&b->limits.loop[i], text, sizeof text));
+    printf("  limit: %s\n", limit_loop_text(best, text, sizeof text));
+}
+
+static void measure_layout(struct adam_bench *b, enum adam_layout layout)
+{
+    const struct adam_kernel *best = adam_pick(b->args.kernel);
+    bool others = layout == ADAM_BF16_SPLIT && !b->args.kernel && !b->args.no_limit;
+    adam_world_fill(b->world, layout);
+    find_limit(b, layout);
+    b->way[layout] = find_way(b, layout, best);
+    measure(b, layout, ADAM_ARRAYS, best, b->way[layout]);
+    for (const struct adam_kernel *k = adam_kernels; k->name && others; k++)
+        if (k->isa < best->isa) measure(b, layout, ADAM_ARRAYS, k, adam_ways[0]);
+    for (uint32_t i = 0; i < adam_ways_n && b->args.ways && best->isa != CPU_SCALAR; i++)
+        measure(b, layout, ADAM_ARRAYS, best, adam_ways[i]);
+    measure(b, layout, ADAM_CACHED, best, adam_ways[0]);
+    if (layout == ADAM_F32 || !(b->path[ADAM_CHUNKS] || b->path[ADAM_SMALL]) || *b->stop) return;
+    adam_world_fill(b->world, layout); /* the same bytes in another order */
+    measure(b, layout, ADAM_CHUNKS, best, b->way[layout]);
+    measure(b, layout, ADAM_SMALL, best, b->way[layout]);
+}
+
+/* --- what is told ----------------------------------------------------------------------------- */
+
+static void print_verdict(const struct adam_bench *b)
+{
+    const struct adam_result *r = b->n ? &b->result[0] : NULL;
+    if (!r || r->path != ADAM_ARRAYS || b->args.no_limit) return;
+    const struct adam_result *cache = find(b, r->layout, ADAM_CACHED),
+                             *chunks = find(b, r->layout, ADAM_CHUNKS),
+                             *small = find(b, r->layout, ADAM_SMALL);
+    double spare = cache ? cache->pairs.bytes_per_s / r->pairs.limit_bytes_per_s : 0;
+    printf("\n%s/%s: %.0f %% of what this memory does", layout_names[r->layout], r->kernel->name,
+           100 * r->pairs.share);
+    if (r->pairs.share_high >= 0.90) printf(" (90 %% asked for)");
+    else if (spare > 0 && spare < 1.3)
+        printf(", less than the 90 %% asked for: the arithmetic alone allows %.2f of the limit",
+               spare);
+    else printf(", less than the 90 %% asked for though the arithmetic alone allows %.1f times the "
+                "limit: the order of accesses", spare);
+    if (chunks)
+        printf("; in chunks on the update team %.0f %%", 100 * chunks->pairs.share);
+    if (chunks && small)
+        printf("; as %llu tensors %.2f times as long", (unsigned long long)adam_world_small_tensors(
+               b->world), small->pairs.median_s / chunks->pairs.median_s);
+    printf("\n");
+}
+
+static void put(json_t *j, const char *key, json_t *value) { json_object_set_new(j, key, value); }
+
+static json_t *result_json(const struct adam_bench *b, const struct adam_result *r)
+{
+    char text[160], name[40], cpu[128];
+    json_t *j = json_object();
+    uint64_t params = adam_world_params(b->world);
+    snprintf(name, sizeof name, "%s/%s", layout_names[r->layout], r->kernel->name);
+    cpu_name(cpu, sizeof cpu);
+    put(j, "bench", json_string("adam"));
+    put(j, "variant", json_string(name));
+    put(j, "path", json_string(adam_path_name(r->path)));
+    put(j, "layout", json_string(layout_names[r->layout]));
+    put(j, "params", json_integer((json_int_t)params));
+    put(j, "tensors", json_integer(r->path == ADAM_SMALL
+                                       ? (json_int_t)adam_world_small_tensors(b->world) : 1));
+    put(j, "threads", json_integer((json_int_t)b->args.threads));
+    put(j, "bytes_per_param", json_integer((json_int_t)layout_bytes[r->layout]));
+    pairs_json(&r->pairs, j);
+    put(j, "way", json_string(adam_way_text(r->way, text, sizeof text)));
+    if (!b->args.no_limit)
+        put(j, "limit", json_string(limit_loop_text(&r->limit, text, sizeof text)));
+    put(j, "large_page_bytes", json_integer((json_int_t)adam_world_large_page_bytes(b->world)));
+    put(j, "cpu", json_string(cpu));
+    return j;
+}
+
+static stk_status write_json(const struct adam_bench *b, struct stk_error *err)
+{
+    if (!b->args.json) return STK_OK;
+    json_t *list = json_array();
+    for (uint32_t i = 0; i < b->n; i++)
+        json_array_append_new(list, result_json(b, &b->result[i]));
+    return pairs_write(list, b->args.json, err);
+}
+
+/* --- the flow --------------------------------------------------------------------------------- */
+
+static stk_status read_args(struct adam_bench *b, struct stk_error *err)
+{
+    const struct opt_list *paths = &b->args.paths;
+    const char *kernel = b->args.kernel;
+    if (!b->args.threads) b->args.threads = cpu_count("");
+    for (int p = 0; p < ADAM_PATH_N; p++) b->path[p] = paths->n == 0;
+    for (uint32_t i = 0; i < paths->n; i++) {
+        int p = 0;
+        while (p < ADAM_PATH_N && strcmp(paths->item[i], adam_path_name((enum adam_path)p)) != 0)
+            p++;
+        if (p == ADAM_PATH_N)
+            return stk_error_set(err, STK_ERR_CONFIG, 0,
+                                 "--path %s: there are arrays, chunks, small and cache",
+                                 paths->item[i]);
+        b->path[p] = true;
+    }
+    if (kernel && !adam_pick(kernel))
+        return stk_error_set(err, STK_ERR_CONFIG, 0,
+                             "--kernel %s: no such variant, or this processor lacks it; there are "
+                             "avx512, avx2 and scalar", kernel);
+    return STK_OK;
+}
+
+static int run(struct adam_bench *b)
+{
     struct stk_error err = { 0 };
-    if (opts_parse(rows, ROWS, argc - 1, argv + 1, &b.args, NULL, NULL, &err) != STK_OK) {
-        char *help = opts_help(rows, ROWS);
-        fprintf(stderr, "bench_adam: %s\n%s", err.text, help ? help : "");
-        sys_free(help);
-        return 2;
+    char cpu[128];
+    if (read_args(b, &err) != STK_OK) return bench_fail(&err, BENCH_USE);
+    b->stop = bench_signals();
+    stk_status st = adam_world_open(b->args.params, (uint32_t)b->args.threads,
+                                    b->path[ADAM_CHUNKS] || b->path[ADAM_SMALL], &b->world, &err);
+    if (st != STK_OK) return bench_fail(&err, BENCH_FAILED);
+    cpu_name(cpu, sizeof cpu);
+    printf("%s, %llu threads, %llu parameters, %.0f %% in large pages\n", cpu,
+           (unsigned long long)b->args.threads, (unsigned long long)adam_world_params(b->world),
+           100.0 * (double)adam_world_large_page_bytes(b->world) /
+               (16.0 * (double)adam_world_params(b->world)));
+    print_head();
+    for (int l = 0; l < ADAM_LAYOUT_N && !*b->stop; l++)
+        if (b->args.layout == LAYOUT_ALL || b->args.layout == l)
+            measure_layout(b, (enum adam_layout)l);
+    print_verdict(b);
+    st = write_json(b, &err);
+    adam_world_close(b->world);
+    if (st != STK_OK) return bench_fail(&err, BENCH_FAILED);
+    return *b->stop ? BENCH_STOPPED : BENCH_DONE;
+}
+
+int bench_adam(int argc, char **argv)
+{
+    struct stk_error err = { 0 };
+    if (bench_help(argc, argv, usage, rows, ROW_N, more)) return BENCH_DONE;
+    struct adam_bench *b = sys_calloc(1, sizeof *b);
+    if (!b) {
+        stk_error_set(&err, STK_ERR_NOMEM, 0, "no memory to begin");
+        return bench_fail(&err, BENCH_FAILED);
     }
-    if (b.args.kernel && !adam_pick(b.args.kernel)) {
-        fprintf(stderr, "bench_adam: --kernel %s: no such variant, or this processor lacks it\n",
-                b.args.kernel);
-        return 2;
-    }
-    omp_set_num_threads((int)b.args.threads);
-    if (!bench_open(&b)) {
-        fprintf(stderr,
-                "bench_adam: not enough memory for %" PRIu64 " parameters: lower --params\n",
-                b.args.params);
-        return 1;
-    }
-    bool first = true;
-    printf("[\n");
-    for (const struct adam_kernel *k = adam_kernels; k->name; k++) {
-        if (k->isa > cpu_isa_best() || (b.args.kernel && strcmp(k->name, b.args.kernel) != 0))
-            continue;
-        bench_variant(&b, k, first);
-        first = false;
-    }
-    printf("\n]\n");
-    return 0;
+    stk_status st = opts_parse(rows, ROW_N, argc, argv, &b->args, NULL, NULL, &err);
+    int code = st == STK_OK ? run(b) : bench_fail(&err, BENCH_USE);
+    opts_free(rows, ROW_N, &b->args);
+    sys_free(b);
+    return code;
 }

@@ -9,6 +9,8 @@
 enum { BENCH_DONE = 0, BENCH_FAILED = 1, BENCH_USE = 2, BENCH_STOPPED = 130 };
 
 int bench_nvme(int argc, char **argv);
+int bench_adam(int argc, char **argv);
+int bench_copy(int argc, char **argv);
 
 /* Prints err's sentence; returns `code`. */
 int bench_fail(const struct stk_error *err, int code);

@@ -20,6 +20,8 @@ static const struct bench {
     const char *help;
 } benches[] = {
     { "nvme", bench_nvme, "what drives can do for training: rates, latencies, limits" },
+    { "adam", bench_adam, "the optimizer's step beside what memory allows" },
+    { "copy", bench_copy, "copies, gradient casts and checksums beside what memory allows" },
 };
 enum { BENCH_N = sizeof benches / sizeof benches[0] };
 

@@ -14,9 +14,13 @@ static stk_status run(enum adam_layout layout, const struct adam_span *all,
     struct adam_coef c;
     if (t == 0 || !(grad_scale > 0)) return STK_ERR_CONFIG;
     adam_coef_make(h, t, grad_scale, &c);
-    uint32_t n_threads = threads ? threads : cpu_count("");
     uint64_t slices = (all->n + SLICE_ELEMS - 1) / SLICE_ELEMS;
     uint64_t wide = layout == ADAM_F32 ? 4 : 2;
+    if (slices <= 1) { /* small tensors come by the thousand: no team, and no look at the machine */
+        adam_run(k, layout, all, &c);
+        return STK_OK;
+    }
+    uint32_t n_threads = threads ? threads : cpu_count("");
 #pragma omp parallel for num_threads(n_threads) schedule(static)
     for (uint64_t i = 0; i < slices; i++) {
         uint64_t at = i * SLICE_ELEMS, left = all->n - at;

@@ -16,7 +16,7 @@
 #include "nvme/io.h"
 #include "nvme/measure.h"
 #include "nvme/store.h"
-#include "offload/adam.h"
+#include "offload/adam_chunk.h"
 #include "offload/chunk.h"
 #include <stdatomic.h>
 #include <sys/types.h>
@@ -160,6 +160,7 @@ struct stk_engine {
     struct eng_nvme_stats nvme_stats;
     struct exec_task io_task, pump_task, begin_task, stop_task, wait_task;
     const struct adam_kernel *adam;
+    struct adam_way way;            /* engine/way.c: of the update's walk */
 
     /* layout and memory */
     struct stk_layout *layout;
@@ -254,6 +255,9 @@ stk_status drives_measure(stk_engine *e);       /* [waits] as cfg.measure_ns say
 void drives_configure(const stk_engine *e, struct store_cfg *sc); /* weights and limits */
 void drives_note(stk_engine *e);                /* figures, shares, what a step writes */
 void drives_free(stk_engine *e);
+
+/* --- way.c: how the update walks its arrays; application's thread ------------------------------ */
+void way_choose(stk_engine *e);                 /* memory is reserved and holds zeros still */
 
 /* --- nvme_stats.c: engine lane during a run, application's thread between runs ---------------- */
 void nvme_stats_reset(stk_engine *e);

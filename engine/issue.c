@@ -197,6 +197,7 @@ static void update_piece(void *arg, uint32_t tensor, uint64_t tensor_elem, uint3
         .exp_avg = (float *)(void *)(u->opt + first * all) + from,
         .exp_avg_sq = (float *)(void *)(u->opt + (first + 4) * all) + from,
         .grad = u->grad + 2ull * from,
+        .way = u->e->way,
     };
     adam_run(u->e->adam, bf16 ? ADAM_BF16_SPLIT : ADAM_FP16, &s, &u->e->coef[tensor]);
 }
@@ -226,7 +227,7 @@ static void update_slice_run(void *arg, uint32_t slice, uint32_t n_slices)
         .end = (uint32_t)(groups * (slice + 1) / n_slices) * CHUNK_ALIGN_ELEMS,
         .n_elems = c->n_elems,
     };
-    chunk_pieces(e->layout, c, update_piece, &u);
+    adam_pieces(e->layout, c, u.begin, u.end, e->coef, update_piece, &u);
 }
 
 static void update_done(void *arg)

@@ -55,12 +55,20 @@ static void make_coefficients(stk_engine *e, double grad_scale)
                             .beta2 = e->cfg.beta2,
                             .eps = e->cfg.eps,
                             .kind = e->cfg.optimizer == STK_ADAM ? ADAM_L2 : ADAM_ADAMW };
+    const struct adam_coef *last[2] = { NULL, NULL }; /* made in this step, without and with decay */
+    uint64_t last_steps[2] = { 0, 0 };
     for (uint32_t i = 0; i < e->layout->n_tensors; i++) {
         struct stk_tensor *t = &e->layout->tensors[i];
         if (t->frozen || !t->touched) continue;
         h.weight_decay = t->decay ? e->cfg.weight_decay : 0.0;
         t->steps++;
+        if (last[t->decay] && last_steps[t->decay] == t->steps) {
+            e->coef[i] = *last[t->decay]; /* powers cost; a model may have a million tensors */
+            continue;
+        }
         adam_coef_make(&h, t->steps, grad_scale, &e->coef[i]);
+        last[t->decay] = &e->coef[i];
+        last_steps[t->decay] = t->steps;
     }
 }
 

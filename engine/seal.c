@@ -347,6 +347,7 @@ static stk_status seal_machine(stk_engine *e)
     STK_TRY(own_alloc(e));
     for (uint32_t i = 0; i < e->layout->n_tensors; i++)
         e->layout->tensors[i].touched = !e->cfg.own_order;
+    way_choose(e);
     mem_seal(e->held);
     return STK_OK;
 }

@@ -62,6 +62,14 @@ struct adam_coef { /* what the kernels take: all fp32, made by adam_coef_make */
 void adam_coef_make(const struct adam_hyper *h, uint64_t t, double grad_scale,
                     struct adam_coef *out);
 
+/* How the arrays are walked: speed only, never the bits. All zero: what was fastest where it was
+ * measured. adam_tune.h chooses by measuring. */
+struct adam_way {
+    uint16_t ahead_elems;   /* lines are fetched so far ahead; 0: ADAM_AHEAD */
+    bool stream;            /* non-temporal stores, where every written array lies on whole cache
+                             * lines (else ordinary ones) */
+};
+
 struct adam_span {          /* n elements of one tensor (or part of it) */
     uint64_t n;
     void *param;            /* 16-bit, or float for ADAM_F32 */
@@ -70,6 +78,7 @@ struct adam_span {          /* n elements of one tensor (or part of it) */
     const void *grad;
     void *param_out;        /* where the new 16-bit parameter goes; NULL: in place (`param`). May
                              * not overlap partly */
+    struct adam_way way;
 };
 
 typedef void (*adam_fn)(const struct adam_span *s, const struct adam_coef *c);

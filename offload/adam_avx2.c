@@ -8,8 +8,34 @@
 
 #include <string.h>
 
+/* A block's results past the cache: whole lines, since adam_streams has looked at the addresses. */
+ADAM_INLINE void stream_block(const struct adam_span *s, void *out, uint64_t i,
+                              enum adam_layout layout, __m256 m, __m256 v, __m256 p)
+{
+    char *low = (char *)s->low_or_master, *to = out;
+    _mm256_stream_ps(s->exp_avg + i, m);
+    _mm256_stream_ps(s->exp_avg_sq + i, v);
+    if (layout == ADAM_F32) {
+        _mm256_stream_ps((float *)out + i, p);
+        return;
+    }
+    __m128i half, *at = (__m128i *)(void *)(to + i * 2);
+    if (layout == ADAM_FP16) {
+        half = _mm256_cvtps_ph(p, _MM_FROUND_TO_NEAREST_INT);
+        _mm256_stream_ps((float *)(void *)(low + i * 4), p);
+    } else {
+        uint16_t high[LANES];
+        int16_t rest[LANES];
+        struct adam_span t = { .low_or_master = rest };
+        store_param(&t, high, 0, layout, p);
+        half = load_u16(high, 0);
+        _mm_stream_si128((__m128i *)(void *)(low + i * 2), load_u16(rest, 0));
+    }
+    _mm_stream_si128(at, half);
+}
+
 ADAM_INLINE void adam_block(const struct adam_span *s, void *out, const struct coef256 *k,
-                            uint64_t i, enum adam_layout layout, bool l2)
+                            uint64_t i, enum adam_layout layout, bool l2, bool stream)
 {
     __m256 g = _mm256_mul_ps(load_grad(s, i, layout), k->grad_scale);
     __m256 p = load_param(s, i, layout);
@@ -22,6 +48,10 @@ ADAM_INLINE void adam_block(const struct adam_span *s, void *out, const struct c
     v = _mm256_fmadd_ps(k->beta2, v, _mm256_mul_ps(_mm256_mul_ps(k->one_minus_beta2, g), g));
     __m256 d = _mm256_fmadd_ps(_mm256_sqrt_ps(v), k->inv_sqrt_bc2, k->eps);
     p = _mm256_fnmadd_ps(k->step_size, _mm256_div_ps(m, d), p);
+    if (stream) {
+        stream_block(s, out, i, layout, m, v, p);
+        return;
+    }
     store_f32(s->exp_avg, i, m);
     store_f32(s->exp_avg_sq, i, v);
     store_param(s, out, i, layout, p);
@@ -36,13 +66,13 @@ ADAM_INLINE void adam_tail(const struct adam_span *s, void *out, const struct co
     uint64_t n = s->n - i, width = layout == ADAM_F32 ? 4 : 2; /* of param and grad */
     uint64_t other = layout == ADAM_F32 ? 0 : layout == ADAM_FP16 ? 4 : 2;
     char *const low_or_master = other ? (char *)s->low_or_master + i * other : NULL;
-    struct adam_span t = { LANES, param, master, m, v, grad, NULL };
+    struct adam_span t = { LANES, param, master, m, v, grad, NULL, { 0 } };
     memcpy(param, (const char *)s->param + i * width, n * width);
     memcpy(grad, (const char *)s->grad + i * width, n * width);
     memcpy(m, s->exp_avg + i, n * 4);
     memcpy(v, s->exp_avg_sq + i, n * 4);
     if (other) memcpy(master, low_or_master, n * other);
-    adam_block(&t, param, k, 0, layout, l2);
+    adam_block(&t, param, k, 0, layout, l2, false);
     memcpy((char *)out + i * width, param, n * width);
     memcpy(s->exp_avg + i, m, n * 4);
     memcpy(s->exp_avg_sq + i, v, n * 4);
@@ -50,19 +80,20 @@ ADAM_INLINE void adam_tail(const struct adam_span *s, void *out, const struct co
 }
 
 ADAM_INLINE void adam_span_avx2(const struct adam_span *span, const struct adam_coef *c,
-                                enum adam_layout layout, bool l2)
+                                enum adam_layout layout, bool l2, bool stream)
 {
     struct coef256 k;
     coef_load(&k, c);
     struct adam_span s = *span; /* a copy that no store can alias: its pointers stay in registers */
     void *out = s.param_out ? s.param_out : s.param;
-    uint64_t i = 0;
+    uint64_t i = 0, ahead = adam_ahead(&s);
     for (; i + ADAM_STRIDE <= s.n; i += ADAM_STRIDE) {
-        adam_fetch(&s, i, layout);
+        adam_fetch_at(&s, i + ahead, layout);
         for (uint64_t j = 0; j < ADAM_STRIDE; j += LANES)
-            adam_block(&s, out, &k, i + j, layout, l2);
+            adam_block(&s, out, &k, i + j, layout, l2, stream);
     }
-    for (; i + LANES <= s.n; i += LANES) adam_block(&s, out, &k, i, layout, l2);
+    if (stream) _mm_sfence(); /* whoever waits for this thread sees these stores, too */
+    for (; i + LANES <= s.n; i += LANES) adam_block(&s, out, &k, i, layout, l2, false);
     if (i < s.n) adam_tail(&s, out, &k, i, layout, l2);
 }
 

@@ -2,13 +2,37 @@
  * under a mask.
  *
  * Same operations in the same order as adam_ref.c, which explains them. Compiled with flags of its
- * own (meson.build): called only after the dispatch in adam.c has asked the processor. Ordinary
- * stores: non-temporal ones were slower (the lines were just read). Any thread, under
- * cpu_ftz_enter. */
+ * own (meson.build): called only after the dispatch in adam.c has asked the processor. Any thread,
+ * under cpu_ftz_enter. */
 #include "offload/adam_avx512.h"
 
+/* A block's results past the cache: whole lines, since adam_streams has looked at the addresses. */
+ADAM_INLINE void stream_block(const struct adam_span *s, void *out, uint64_t i,
+                              enum adam_layout layout, __m512 m, __m512 v, __m512 p)
+{
+    char *low = (char *)s->low_or_master, *to = out;
+    _mm512_stream_ps(s->exp_avg + i, m);
+    _mm512_stream_ps(s->exp_avg_sq + i, v);
+    if (layout == ADAM_F32) {
+        _mm512_stream_ps((float *)out + i, p);
+        return;
+    }
+    __m256i half, *at = (__m256i *)(void *)(to + i * 2);
+    if (layout == ADAM_FP16) {
+        half = _mm512_cvtps_ph(p, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        _mm512_stream_ps((float *)(void *)(low + i * 4), p);
+    } else {
+        __m512i u = _mm512_castps_si512(p);
+        half = _mm512_cvtepi32_epi16(
+            _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x8000)), 16));
+        _mm256_stream_si256((__m256i *)(void *)(low + i * 2), _mm512_cvtepi32_epi16(u));
+    }
+    _mm256_stream_si256(at, half);
+}
+
 ADAM_INLINE void adam_block(const struct adam_span *s, void *out, const struct coef512 *k,
-                            uint64_t i, __mmask16 mask, enum adam_layout layout, bool l2)
+                            uint64_t i, __mmask16 mask, enum adam_layout layout, bool l2,
+                            bool stream)
 {
     __m512 g = _mm512_mul_ps(load_grad(s, i, mask, layout), k->grad_scale);
     __m512 p = load_param(s, i, mask, layout);
@@ -21,26 +45,32 @@ ADAM_INLINE void adam_block(const struct adam_span *s, void *out, const struct c
     v = _mm512_fmadd_ps(k->beta2, v, _mm512_mul_ps(_mm512_mul_ps(k->one_minus_beta2, g), g));
     __m512 d = _mm512_fmadd_ps(_mm512_sqrt_ps(v), k->inv_sqrt_bc2, k->eps);
     p = _mm512_fnmadd_ps(k->step_size, _mm512_div_ps(m, d), p);
+    if (stream) {
+        stream_block(s, out, i, layout, m, v, p);
+        return;
+    }
     store_f32(s->exp_avg, i, mask, m);
     store_f32(s->exp_avg_sq, i, mask, v);
     store_param(s, out, i, mask, layout, p);
 }
 
 ADAM_INLINE void adam_span_avx512(const struct adam_span *span, const struct adam_coef *c,
-                                  enum adam_layout layout, bool l2)
+                                  enum adam_layout layout, bool l2, bool stream)
 {
     struct coef512 k;
     coef_load(&k, c);
     struct adam_span s = *span; /* a copy that no store can alias: its pointers stay in registers */
     void *out = s.param_out ? s.param_out : s.param;
-    uint64_t i = 0;
+    uint64_t i = 0, ahead = adam_ahead(&s);
     for (; i + ADAM_STRIDE <= s.n; i += ADAM_STRIDE) {
-        adam_fetch(&s, i, layout);
+        adam_fetch_at(&s, i + ahead, layout);
         for (uint64_t j = 0; j < ADAM_STRIDE; j += LANES)
-            adam_block(&s, out, &k, i + j, 0xffff, layout, l2);
+            adam_block(&s, out, &k, i + j, 0xffff, layout, l2, stream);
     }
-    for (; i + LANES <= s.n; i += LANES) adam_block(&s, out, &k, i, 0xffff, layout, l2);
-    if (i < s.n) adam_block(&s, out, &k, i, (__mmask16)((1u << (s.n - i)) - 1u), layout, l2);
+    if (stream) _mm_sfence(); /* whoever waits for this thread sees these stores, too */
+    for (; i + LANES <= s.n; i += LANES) adam_block(&s, out, &k, i, 0xffff, layout, l2, false);
+    if (i < s.n)
+        adam_block(&s, out, &k, i, (__mmask16)((1u << (s.n - i)) - 1u), layout, l2, false);
 }
 
 ADAM_DEFINE(avx512, adam_span_avx512)

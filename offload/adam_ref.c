@@ -7,8 +7,9 @@
 #include "offload/adam_ref.h"
 
 ADAM_INLINE void adam_span_scalar(const struct adam_span *s, const struct adam_coef *c,
-                                  enum adam_layout layout, bool l2)
+                                  enum adam_layout layout, bool l2, bool stream)
 {
+    (void)stream; /* one element at a time is no matter of stores */
     for (uint64_t i = 0; i < s->n; i++) {
         float g = load_grad(s, i, layout) * c->grad_scale;
         float p = load_param(s, i, layout);
