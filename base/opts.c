@@ -19,13 +19,7 @@ uint32_t opts_find(const struct opts_parse *p, const char *name)
 stk_status opts_refuse_unknown(const struct opts_parse *p, struct opts_where where,
                                struct stk_error *err)
 {
-    const char **names = sys_calloc(p->n_rows ? p->n_rows : 1, sizeof *names);
-    const char *near = NULL;
-    if (names) { /* without memory the sentence is only shorter */
-        for (uint32_t i = 0; i < p->n_rows; i++) names[i] = p->rows[i].name;
-        near = opts_nearest(where.name, names, p->n_rows);
-        sys_free(names);
-    }
+    const char *near = opts_nearest(where.name, &p->rows[0].name, sizeof p->rows[0], p->n_rows);
     if (near)
         return stk_error_set(err, STK_ERR_CONFIG, 0,
                              "%s%s: there is no such option; did you mean %s%s?", where.prefix,

@@ -53,7 +53,9 @@ void opts_value_text(const struct opt_row *row, const void *target, char *buf, s
 /* Help text (allocated by sys_calloc; free with sys_free) of all rows, aligned. NULL when memory is
  * exhausted. */
 char *opts_help(const struct opt_row *rows, uint32_t n_rows);
-/* The nearest of `n` names to `word` (edit distance), or NULL when none is near. */
-const char *opts_nearest(const char *word, const char *const *names, uint32_t n);
+/* The nearest of `n` names to `word` (edit distance), or NULL when none is near. The names lie
+ * stride_bytes apart from `first` on: in rows of a table. */
+const char *opts_nearest(const char *word, const char *const *first, size_t stride_bytes,
+                         uint32_t n);
 
 #endif

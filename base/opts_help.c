@@ -34,14 +34,17 @@ static uint32_t edit_distance(const char *a, const char *b)
     return rows[n % 3][m];
 }
 
-const char *opts_nearest(const char *word, const char *const *names, uint32_t n)
+const char *opts_nearest(const char *word, const char *const *first, size_t stride_bytes,
+                         uint32_t n)
 {
     const char *best = NULL;
     uint32_t limit = (uint32_t)strlen(word) / 3, best_distance = (limit > 1 ? limit : 1) + 1;
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t d = edit_distance(word, names[i]);
-        if (d >= best_distance || d >= strlen(names[i])) continue;
-        best = names[i];
+        const void *at = (const char *)(const void *)first + i * stride_bytes;
+        const char *name = *(const char *const *)at;
+        uint32_t d = edit_distance(word, name);
+        if (d >= best_distance || d >= strlen(name)) continue;
+        best = name;
         best_distance = d;
     }
     return best;

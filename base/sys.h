@@ -50,6 +50,8 @@ int64_t sys_read_full(int fd, void *buf, uint64_t size_bytes, uint64_t offset_by
 int64_t sys_write_full(int fd, const void *buf, uint64_t size_bytes, uint64_t offset_bytes);
 /* one pread, result as is */
 int64_t sys_read_some(int fd, void *buf, uint64_t size_bytes, uint64_t offset_bytes);
+/* Asks the kernel to have these bytes in its page cache soon; only a hint. */
+void sys_read_ahead(int fd, uint64_t offset_bytes, uint64_t size_bytes);
 /* one pwrite */
 int64_t sys_write_some(int fd, const void *buf, uint64_t size_bytes, uint64_t offset_bytes);
 int sys_fsync(int fd);

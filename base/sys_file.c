@@ -43,6 +43,11 @@ int64_t sys_read_some(int fd, void *buf, uint64_t size_bytes, uint64_t offset_by
     return pread(fd, buf, size_bytes, (off_t)offset_bytes);
 }
 
+void sys_read_ahead(int fd, uint64_t offset_bytes, uint64_t size_bytes)
+{
+    (void)posix_fadvise(fd, (off_t)offset_bytes, (off_t)size_bytes, POSIX_FADV_WILLNEED);
+}
+
 /* Beyond RLIMIT_FSIZE the kernel sends SIGXFSZ to the thread that writes, and by default that kills
  * the process before EFBIG can become a sentence. A library must not choose what signals do, so the
  * calling thread blocks it for the call and takes away what the call raised. */

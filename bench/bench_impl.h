@@ -17,8 +17,7 @@ int bench_fail(const struct stk_error *err, int code);
 /* True if --help or -h is among the arguments before a "--": prints usage, table and `more`. */
 bool bench_help(int argc, char **argv, const char *usage, const struct opt_row *rows,
                 uint32_t n_rows, const char *more);
-/* Installs the handlers and returns the flag that SIGINT and SIGTERM set. The second signal ends
- * the process at once. The flag is process-wide: a handler can reach nothing else. */
+/* The flag that SIGINT and SIGTERM set. The second signal ends the process at once. */
 const _Atomic bool *bench_signals(void);
 /* Seconds on a monotonic clock. */
 double bench_now_s(void);

@@ -1,18 +1,15 @@
 /* bench/bench_main.c - `stoker bench`: finds the measurement and hands over; what all of them
  * share.
  *
- * Owns: the list of measurements, the form of an error line, the flag that signals set. Must not
- * know: what is measured. Application's thread; the handler calls nothing that is not
- * async-signal-safe. */
+ * Owns: the list of measurements, the form of an error line. Must not know: what is measured.
+ * Application's thread. */
 #include "bench/bench.h"
 #include "base/sys.h"
 #include "bench/bench_impl.h"
 
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 static const struct bench {
     const char *name;
@@ -31,8 +28,13 @@ static void print_usage(FILE *to)
     for (int i = 0; i < BENCH_N; i++) fprintf(to, "  %-8s  %s\n", benches[i].name, benches[i].help);
 }
 
-int bench_main(int argc, char **argv)
+static const _Atomic bool *stop_flag; /* as process-wide as the signals that set it */
+
+const _Atomic bool *bench_signals(void) { return stop_flag; }
+
+int bench_main(int argc, char **argv, const _Atomic bool *stop)
 {
+    stop_flag = stop;
     if (argc < 1) {
         print_usage(stderr);
         return BENCH_USE;
@@ -43,9 +45,7 @@ int bench_main(int argc, char **argv)
         print_usage(stdout);
         return BENCH_DONE;
     }
-    const char *names[BENCH_N];
-    for (int i = 0; i < BENCH_N; i++) names[i] = benches[i].name;
-    const char *near = opts_nearest(argv[0], names, BENCH_N);
+    const char *near = opts_nearest(argv[0], &benches[0].name, sizeof benches[0], BENCH_N);
     fprintf(stderr, "stoker: bench %s: there is no such measurement; %s%s\n", argv[0],
             near ? "did you mean " : "see stoker bench --help", near ? near : "");
     return BENCH_USE;
@@ -76,27 +76,4 @@ double bench_now_s(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
-
-static _Atomic bool stop_asked;
-
-static void on_signal(int number)
-{
-    (void)number;
-    static const char first[] = "\nstoker: stopping; a second signal ends at once\n";
-    if (atomic_exchange(&stop_asked, true)) _exit(BENCH_STOPPED);
-    if (write(STDERR_FILENO, first, sizeof first - 1) < 0) return;
-}
-
-const _Atomic bool *bench_signals(void)
-{
-    struct sigaction act;
-    memset(&act, 0, sizeof act);
-    act.sa_handler = on_signal;
-    act.sa_flags = SA_RESTART;
-    sigaction(SIGINT, &act, NULL);
-    sigaction(SIGTERM, &act, NULL);
-    signal(SIGPIPE, SIG_IGN);
-    signal(SIGXFSZ, SIG_IGN); /* a write beyond `ulimit -f` fails as one to a full disk */
-    return &stop_asked;
 }

@@ -31,7 +31,7 @@ static const struct opt_row rows[] = {
     { "kind", OPT_CHOICE, AT(kind), "auto", .choices = kind_names, .arg = "NAME",
       .help = "of transfers, as `train --storage`" },
     { "sustained", OPT_FLAG, AT(sustained),
-      .help = "write on past the drive's cache until the rate is steady" },
+      .help = "write on past the drive's cache until the rate is steady; --mode read: read on" },
     { "write-max", OPT_SIZE, AT(write_max_bytes), .min = 1 << 20, .max = 1e18, .arg = "SIZE",
       .help = "bytes that may be written to each path; default: 64 GiB, with --sustained 400 GiB" },
     { "verify", OPT_FLAG, AT(verify),
@@ -64,6 +64,11 @@ static const char more[] =
     "pattern), and at\nleast P * 14 / sustained write rate: a step with all state on NVMe reads 18 "
     "and writes 14 bytes per\nparameter (parameters 2 forward, 2 backward, 2 for the update; "
     "optimizer state 10 each way;\ngradients 2 each way; new parameters 2).\n"
+    "The rates are medians; beside the seconds stands what the best and the worst sample of each "
+    "would make\nof them.\n"
+    "\nA rate that decays in time: `--sustained --time 700 --write-max 2TiB` goes on for more than "
+    "ten minutes\n(with --mode read without writing) and compares the last tenth with the "
+    "second.\n"
     "\nExit codes: 0 done, 1 operating error, 2 bad use, 130 stopped by a signal.\n";
 
 static stk_status read_modes(struct nvme_bench *b, struct stk_error *err)

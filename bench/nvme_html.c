@@ -64,14 +64,17 @@ static void list(FILE *f, uint32_t n, const char *items, size_t stride)
 
 static void models(FILE *f, const struct nvme_verdict *v)
 {
-    char size[32];
-    fputs("<table><tr><th>all state on NVMe</th><th>s a step, storage alone</th><th>written a step"
-          "</th><th>TB a day</th><th>days of endurance</th></tr>\n", f);
+    char size[32], range[64];
+    fputs("<table><tr><th>all state on NVMe</th><th>s a step, storage alone</th><th>by the samples"
+          "</th><th>written a step</th><th>TB a day</th><th>days of endurance</th></tr>\n", f);
     for (int i = 0; i < NVME_MODELS; i++) {
         if (!(v->model[i].seconds > 0)) continue;
         fputs("<tr>", f);
         cell(f, v->model[i].name);
         cell_number(f, v->model[i].seconds, "");
+        snprintf(range, sizeof range, "%.1f to %.1f", v->model[i].seconds_low,
+                 v->model[i].seconds_high);
+        cell(f, v->samples > 1 ? range : "one sample");
         cell(f, mem_size_format((uint64_t)v->model[i].written_bytes, size));
         cell_number(f, v->model[i].written_per_day / 1e12, "");
         cell_number(f, v->model[i].endurance_days, "");
@@ -175,12 +178,16 @@ static void plot_latency(FILE *f, const struct nvme_bench *b, uint32_t unit)
 static void plot_series(FILE *f, const struct nvme_unit *u)
 {
     double *y = calloc(u->series.n + 1, sizeof *y);
-    struct svg_plot p = { .title = "Writes over time: burst and sustained", .x_label = "s",
-                          .y_label = "GB/s", .mark_y = u->steady.sustained / 1e9,
+    bool reads = u->steady_mode == MEASURE_READ;
+    struct svg_plot p = { .title = reads ? "Reads over time: burst and sustained"
+                                         : "Writes over time: burst and sustained",
+                          .x_label = "s", .y_label = "GB/s",
+                          .mark_y = u->steady.sustained / 1e9,
                           .mark_name = u->steady.reached ? "sustained (steady)"
                                                          : "last samples (not steady)" };
     for (uint32_t i = 0; y && i < u->series.n; i++) y[i] = u->series.rate[i] / 1e9;
-    p.series[0] = (struct svg_series){ "write", u->series.at_s, y, u->series.n };
+    p.series[0] = (struct svg_series){ reads ? "read" : "write", u->series.at_s, y,
+                                        u->series.n };
     p.n_series = y && u->series.n > 1;
     svg_lines(f, &p);
     free(y);
@@ -230,7 +237,7 @@ static void plot_balance(FILE *f, const struct nvme_bench *b)
 static void result_row(FILE *f, const struct nvme_result *r)
 {
     char size[32], text[64];
-    static const char *const steps[] = { "", "random ", "sustained ", "sweep " };
+    static const char *const steps[] = { "", "random ", "sustained ", "again ", "sweep " };
     snprintf(text, sizeof text, "%s%s", steps[r->step], nvme_mode_name(r->mode));
     fputs("<tr>", f);
     cell(f, text);

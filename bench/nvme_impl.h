@@ -90,9 +90,11 @@ void steady_summarise(const struct steady_series *s, const struct steady_rule *r
 
 /* --- results ---------------------------------------------------------------------------------- */
 
-enum nvme_step { NVME_POINT, NVME_RANDOM, NVME_STEADY, NVME_SWEEP };
+/* NVME_AGAIN: the unit's first point once more at the end of its time. */
+enum nvme_step { NVME_POINT, NVME_RANDOM, NVME_STEADY, NVME_AGAIN, NVME_SWEEP };
 
 struct nvme_latency { uint64_t p50_ns, p95_ns, p99_ns, p999_ns, max_ns; };
+struct nvme_workers { uint32_t threads, kernel; }; /* at the end of a run (BEN-08) */
 
 struct nvme_result {
     enum nvme_step step;
@@ -107,9 +109,10 @@ struct nvme_result {
     struct nvme_latency all, read, write;
     double fio_bytes_per_s, share_of_fio, share_low, share_high; /* 0: no fio */
     uint64_t fio_p50_ns, fio_p99_ns;
-    uint32_t n_pairs;
+    uint32_t n_runs, n_pairs; /* runs of ours; the first n_pairs of them had fio's beside them */
     double ours[NVME_PAIRS_MAX], fio[NVME_PAIRS_MAX];
     double cpu_share;    /* of all cores this process may use */
+    struct nvme_workers workers;
     bool direct, valid;
     char why[320];       /* why not valid */
     uint64_t verify_failures;
@@ -125,8 +128,10 @@ struct nvme_unit {
     uint64_t best_block[2];
     uint32_t best_depth[2];
     double best_rate[2];
-    struct steady_series series; /* writes */
+    enum measure_mode steady_mode; /* of the series: writes; reads where nothing may be written */
+    struct steady_series series;
     struct steady_summary steady;
+    struct nvme_workers workers; /* at the end of the series */
 };
 
 /* --- verdict (nvme_verdict.c) ----------------------------------------------------------------- */
@@ -136,17 +141,29 @@ enum nvme_limit {
 };
 const char *nvme_limit_name(enum nvme_limit l);
 
+/* Of all samples of one point. */
+struct nvme_span { double median, low, high; uint32_t n; };
+
 /* What the judgement is made of; all rates of the last unit. */
 struct nvme_evidence {
-    double read, write, mixed, optimizer; /* at the settings of `train` */
-    double best_read, best_write;         /* of all points measured */
+    struct nvme_span read, write, mixed, optimizer; /* at the settings of `train` */
+    double best_read, best_write;         /* of all points measured, and where each was */
+    uint64_t best_block, best_write_block;
+    uint32_t best_depth, best_write_depth;
+    double enough_read;                   /* no less, with the fewest bytes in flight; 0: not known */
+    uint64_t enough_block;
+    uint32_t enough_depth;
     double train_read;                    /* of those with the block size of `train`, 1 MiB */
-    double spread;                        /* of one point measured twice: largest difference, as a
-                                           * part of the larger */
-    uint64_t best_block;                  /* of reads */
-    uint32_t best_depth;
-    double sustained;                     /* writes; 0: not known */
+    double spread;                        /* of samples of one point: largest difference, as a part
+                                           * of the larger */
+    double drift;                         /* the first point at the end over at the start; 0: ? */
+    enum measure_mode drift_mode;
+    double burst, sustained;              /* writes; 0: not known */
+    bool fell;                            /* the series of writes itself fell: a cache was passed */
     bool sustained_known;                 /* steady, or as long as was allowed */
+    double late_over_early;               /* of a long series; 0: too short */
+    struct nvme_workers workers;
+    uint32_t pairs;
     double link;                          /* sum over the drives; 0: unknown */
     double cpu_share;                     /* largest over the results */
     double share_of_fio;                  /* median over reads, writes, mixed; 0: no fio */
@@ -180,12 +197,14 @@ struct nvme_verdict {
     enum nvme_limit limit;
     char what[640];
     uint32_t n_changes;
-    char change[8][400];
+    char change[10][400];
     char settings[3][640];
     uint32_t n_settings;
+    uint32_t samples; /* of the rate that has the fewest, of those that the seconds are made of */
     struct {
         const char *name;
         double params, seconds, written_bytes, written_per_day, endurance_days; /* 0: unknown */
+        double seconds_low, seconds_high; /* from the best and from the worst sample of each rate */
     } model[NVME_MODELS];
 };
 void nvme_judge(const struct nvme_evidence *e, struct nvme_verdict *out);
@@ -267,6 +286,7 @@ struct nvme_point {
     double ramp_s, run_s;
     uint64_t bytes_max; /* to each path; 0: what may still be written */
     uint32_t pairs;     /* > 0: fio beside it, that often */
+    uint32_t runs;      /* of ours, if more: the further ones are alone */
 };
 /* Measures and appends a result (NULL in *out: stopped, or nothing may be written any more). */
 stk_status nvme_point_run(struct nvme_bench *b, uint32_t unit, struct measure *m,
@@ -281,6 +301,7 @@ uint64_t nvme_write_left(const struct nvme_bench *b, uint32_t unit);
 /* nvme_unit.c: all of one unit. */
 stk_status nvme_unit_run(struct nvme_bench *b, uint32_t unit, double budget_s,
                          struct stk_error *err);
+/* nvme_evidence.c: pure. */
 /* The result of that kind at the block nearest to `block_bytes` (0: the fastest); NULL: none. */
 const struct nvme_result *nvme_find(const struct nvme_bench *b, uint32_t unit,
                                     enum nvme_step step, enum measure_mode mode,

@@ -64,6 +64,14 @@ static json_t *pairs_json(const struct nvme_result *r)
     return list;
 }
 
+static json_t *samples_json(const struct nvme_result *r)
+{
+    json_t *list = json_array();
+    for (uint32_t i = 0; i < r->n_runs; i++)
+        json_array_append_new(list, json_real(r->ours[i]));
+    return list;
+}
+
 static void put_steady(json_t *j, const struct nvme_unit *u)
 {
     const struct steady_summary *s = &u->steady;
@@ -75,12 +83,14 @@ static void put_steady(json_t *j, const struct nvme_unit *u)
     put(j, "sustained_bytes_per_s", real(s->sustained));
     put(j, "cache_bytes", real(s->cache_bytes));
     put(j, "late_over_early", real(s->late_over_early));
+    put(j, "threads", whole(u->workers.threads));
+    put(j, "kernel_workers", whole(u->workers.kernel));
     put(j, "series_s_bytes_per_s", series);
 }
 
 static json_t *result_json(const struct nvme_bench *b, const struct nvme_result *r)
 {
-    static const char *const steps[] = { "point", "random", "sustained", "sweep" };
+    static const char *const steps[] = { "point", "random", "sustained", "again", "sweep" };
     json_t *j = json_object();
     bool fio = r->n_pairs > 0;
     put(j, "bench", json_string("nvme"));
@@ -104,6 +114,7 @@ static json_t *result_json(const struct nvme_bench *b, const struct nvme_result 
     put(j, "fio_pattern_differs", json_boolean(fio && r->mode == MEASURE_OPTIMIZER));
     put(j, "fio_version", fio ? json_string(b->fio.version) : json_null());
     put(j, "pairs_ours_fio", pairs_json(r));
+    put(j, "samples_bytes_per_s", samples_json(r));
     put(j, "share_of_fio_low", fio ? real(r->share_low) : json_null());
     put(j, "share_of_fio_high", fio ? real(r->share_high) : json_null());
     put(j, "bytes", whole(r->bytes));

@@ -246,6 +246,7 @@ static void add_run(struct nvme_bench *b, struct nvme_result *r, struct sums *s,
     r->ns += m->ns;
     r->requests += m->requests;
     r->direct = m->direct;
+    r->workers = (struct nvme_workers){ m->threads, m->kernel_workers };
     r->verify_failures += m->verify_failures;
     if (m->verify_failures && !r->failure[0])
         snprintf(r->failure, sizeof r->failure, "%s", m->first_failure);
@@ -344,6 +345,7 @@ static void finish(struct nvme_bench *b, struct nvme_result *r, struct sums *s, 
 {
     double ratio[NVME_PAIRS_MAX], mean = 0;
     for (uint32_t i = 0; i < n; i++) mean += r->ours[i] / n;
+    r->n_runs = n;
     r->bytes_per_s = nvme_median(r->ours, n);
     double scale = mean > 0 ? r->bytes_per_s / mean / n : 0; /* parts add up to the median */
     r->read_bytes_per_s = s->read_bps * scale;
@@ -395,13 +397,15 @@ stk_status nvme_point_run(struct nvme_bench *b, uint32_t unit, struct measure *m
     struct sums *s = sys_calloc(1, sizeof *s);
     stk_status st = STK_OK;
     uint32_t want = p->pairs ? p->pairs : 1, n = 0, n_fio = 0;
+    if (p->runs > want) want = p->runs;
+    STK_ASSERT(want <= NVME_PAIRS_MAX);
     if (!r || !s) {
         sys_free(s);
         return stk_error_set(err, STK_ERR_NOMEM, errno, "no memory for a result");
     }
     s->from_storage = 1;
     for (; n < want && st == STK_OK; n++) {
-        bool beside = p->pairs > 0 && b->fio.usable && n_fio == n, fio_done = false;
+        bool beside = n < p->pairs && b->fio.usable && n_fio == n, fio_done = false;
         bool fio_first = beside && b->unit[unit].backend[0] && rng_below(&b->rng, 2);
         r->n_pairs = n;
         if (fio_first) fio_done = run_fio(b, m, p, r);

@@ -33,6 +33,7 @@ static void print_latency(const struct nvme_latency *l)
 static const char *label_of(const struct nvme_result *r)
 {
     if (r->step == NVME_STEADY) return "sustained";
+    if (r->step == NVME_AGAIN) return "again";
     if (r->random) return r->mode == MEASURE_READ ? "rand read" : "rand write";
     return nvme_mode_name(r->mode);
 }
@@ -85,16 +86,22 @@ static void print_steady(const struct nvme_unit *u)
     for (uint32_t i = 0; i < u->series.n; i++) bytes += u->series.bytes[i];
     if (u->series.n == 0) return;
     mem_size_format((uint64_t)bytes, size);
-    printf("  writes     burst %.3f GB/s, sustained %.3f: %s after %s in %.0f s", s->burst / 1e9,
+    printf("  %-10s %s %.3f GB/s, %s %.3f: %s after %s in %.0f s",
+           u->steady_mode == MEASURE_READ ? "reads" : "writes",
+           s->dropped ? "burst" : "at first", s->burst / 1e9, s->dropped ? "sustained" : "at last",
            s->sustained / 1e9, s->reached ? "steady" : "NOT steady", size,
            u->series.at_s[u->series.n - 1]);
-    if (s->dropped)
+    if (u->steady_mode == MEASURE_READ)
+        printf("\n");
+    else if (s->dropped)
         printf("; a cache of about %s was passed\n",
                mem_size_format((uint64_t)s->cache_bytes, size));
     else
         printf("; no drop seen: a larger cache may not have been passed\n");
     if (s->late_over_early > 0)
-        printf("             the last tenth ran at %.2f of the second tenth\n", s->late_over_early);
+        printf("             the last tenth ran at %.2f of the second tenth; %u threads and %u "
+               "workers of the kernel at its end\n",
+               s->late_over_early, u->workers.threads, u->workers.kernel);
 }
 
 /* In the table are the patterns that a plan needs, and what the poorest one says. */
@@ -129,6 +136,15 @@ void nvme_table_unit(const struct nvme_bench *b, uint32_t unit)
     fflush(stdout);
 }
 
+/* What the samples leave open. */
+static void print_range(const struct nvme_verdict *v, int i)
+{
+    if (v->samples < 2) printf(" (from one sample)");
+    else
+        printf(" (%.1f to %.1f by the samples)", v->model[i].seconds_low,
+               v->model[i].seconds_high);
+}
+
 static void print_days(double days)
 {
     if (days >= 730) printf("  endurance for %.0f years", days / 365);
@@ -147,8 +163,9 @@ void nvme_table_end(const struct nvme_bench *b)
         printf("%-10s %s\n", i ? "" : "train will", v->settings[i]);
     for (int i = 0; i < NVME_MODELS; i++) {
         if (!(v->model[i].seconds > 0)) continue;
-        printf("%-10s %3s: %7.1f s a step by storage alone, %s written (%.1f TB a day)",
-               i ? "" : "all state", v->model[i].name, v->model[i].seconds,
+        printf("%-10s %3s: %7.1f s", i ? "" : "all state", v->model[i].name, v->model[i].seconds);
+        print_range(v, i);
+        printf(" a step by storage alone, %s written (%.1f TB a day)",
                mem_size_format((uint64_t)v->model[i].written_bytes, size),
                v->model[i].written_per_day / 1e12);
         print_days(v->model[i].endurance_days);

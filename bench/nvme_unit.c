@@ -1,12 +1,12 @@
-/* bench/nvme_unit.c - all that is measured of one unit, in the time it was given, and the evidence
- * for the verdict.
+/* bench/nvme_unit.c - all that is measured of one unit, in the time it was given.
  *
  * Owns: the order and the shares of the time. Must not know: how a point is measured, how results
  * are shown. Application's thread. A unit's time: file 10 %, sweep 30 %, points with fio beside
- * them 40 %, random places 5 %, writes past the cache 15 %. What the time does not suffice for is
- * left out, never hurried. Of the bytes that may be written (64 GiB without another wish) a point
- * of the sweep gets 1/64 and a pattern with fio beside it 1/8, so that fast drives are not worn for
- * nothing and something is left for every phase. */
+ * them 38 %, random places 5 %, writes past the cache 15 %, the first point once more 2 %. The
+ * three points that the seconds per step are made of are measured three times. What the time does
+ * not suffice for is left out, never hurried. Of the bytes that may be written (64 GiB without
+ * another wish) a point of the sweep gets 1/64 and a pattern with fio beside it 1/8, so that fast
+ * drives are not worn for nothing and something is left for every phase. */
 #include "bench/nvme_impl.h"
 #include "bench/bench_impl.h"
 
@@ -95,6 +95,8 @@ static uint32_t depth_for(const struct nvme_bench *b, uint32_t unit, uint64_t bl
     return most < depth ? most > 0 ? (uint32_t)most : 1 : depth;
 }
 
+enum { DECIDING_RUNS = 3 };
+
 static uint32_t list_points(const struct nvme_bench *b, uint32_t unit, struct nvme_point *p)
 {
     uint32_t n = 0;
@@ -108,7 +110,9 @@ static uint32_t list_points(const struct nvme_bench *b, uint32_t unit, struct nv
             p[n++] = (struct nvme_point){ .step = NVME_POINT, .mode = modes[k],
                                           .block_bytes = block,
                                           .depth = depth_for(b, unit, block),
-                                          .pairs = (uint32_t)b->o.pairs };
+                                          .pairs = (uint32_t)b->o.pairs, .runs = 1 };
+            if (!one_point(b) && (optimizer || (i == 0 && modes[k] != MEASURE_MIXED)))
+                p[n - 1].runs = DECIDING_RUNS;
         }
     return n;
 }
@@ -119,15 +123,40 @@ static void show(const struct nvme_bench *b, const struct nvme_result *r)
     fflush(stdout);
 }
 
+/* Runs of a point, ours and fio's. */
+static double runs_of(const struct nvme_bench *b, const struct nvme_point *p)
+{
+    uint32_t ours = p->runs > p->pairs ? p->runs : p->pairs;
+    return ours + (b->fio.usable ? p->pairs : 0);
+}
+
+/* Seconds of one run when all points together get `budget_s`, less what fio needs to begin and to
+ * end. Too short for several runs of a point: one of each. */
+static double seconds_each(const struct nvme_bench *b, struct nvme_point *p, uint32_t n,
+                           double budget_s)
+{
+    const double fio_s = b->fio.usable ? 0.5 : 0, shortest = 0.3;
+    double runs = 0, each = 0;
+    for (int pass = 0; pass < 2 && n > 0 && each < shortest; pass++) {
+        runs = 0;
+        for (uint32_t i = 0; i < n; i++) {
+            if (pass) p[i].runs = 1;
+            runs += runs_of(b, &p[i]);
+        }
+        each = (budget_s - n * (double)b->o.pairs * fio_s) / runs;
+    }
+    return clamp(each, 0.15, one_point(b) ? 1e6 : 3.0);
+}
+
 /* Seconds of one run, so that a point with all its runs stays within its bytes. */
 static double run_seconds(const struct nvme_bench *b, uint32_t unit, const struct nvme_point *p,
                           double run_s)
 {
-    double rate = 0, sides = b->fio.usable && p->pairs ? 2 : 1;
+    double rate = 0;
     double part = p->mode == MEASURE_READ ? 0 : p->mode == MEASURE_WRITE ? 1 : 0.5;
     for (uint32_t i = 0; i <= unit; i++)
         if (b->unit[i].best_rate[1] > rate) rate = b->unit[i].best_rate[1];
-    double most = write_share(b) / 8 / sides / (double)b->o.pairs;
+    double most = write_share(b) / 8 / runs_of(b, p);
     if (one_point(b) || rate * part * run_s <= most) return run_s;
     return most / (rate * part);
 }
@@ -138,9 +167,7 @@ static stk_status run_points(struct nvme_bench *b, uint32_t unit, struct measure
     struct nvme_point p[2 * NVME_MODES];
     struct nvme_result *r;
     uint32_t n = list_points(b, unit, p);
-    double fio_s = b->fio.usable ? 0.5 : 0; /* fio's own start and end */
-    double each = n ? budget_s / n / (double)b->o.pairs : 0;
-    each = clamp((each - fio_s) / (b->fio.usable ? 2 : 1), 0.15, one_point(b) ? 1e6 : 3.0);
+    double each = seconds_each(b, p, n, budget_s);
     double until = one_point(b) ? 1e18 : bench_now_s() + 1.3 * budget_s;
     for (uint32_t i = 0; i < n; i++) {
         if (i > 0 && bench_now_s() > until) {
@@ -151,7 +178,10 @@ static stk_status run_points(struct nvme_bench *b, uint32_t unit, struct measure
         p[i].run_s = run_seconds(b, unit, &p[i], each - p[i].ramp_s);
         /* a block is told apart by its marks only while nobody else writes (BEN-05) */
         bool fio_writes = p[i].mode != MEASURE_READ && b->o.verify;
-        if (fio_writes) p[i].pairs = 0;
+        if (fio_writes) {
+            p[i].runs = p[i].runs > p[i].pairs ? p[i].runs : p[i].pairs;
+            p[i].pairs = 0;
+        }
         STK_TRY(nvme_point_run(b, unit, m, &p[i], &r, err));
         if (nvme_stopped(b)) return STK_OK;
         if (r) show(b, r);
@@ -176,6 +206,25 @@ static stk_status run_random(struct nvme_bench *b, uint32_t unit, struct measure
         STK_TRY(nvme_point_run(b, unit, m, &p, &r, err));
         if (r) show(b, r);
     }
+    return STK_OK;
+}
+
+/* The first point once more: whether the drive is still the one that the run began with. */
+static stk_status run_again(struct nvme_bench *b, uint32_t unit, struct measure *m,
+                            double budget_s, struct stk_error *err)
+{
+    const struct nvme_result *first = NULL;
+    for (uint32_t i = 0; i < b->n_results && !first; i++)
+        if (b->result[i].unit == unit && b->result[i].step == NVME_POINT) first = &b->result[i];
+    if (!first) return STK_OK;
+    double each = clamp(budget_s, 0.15, 2.0);
+    struct nvme_point p = { .step = NVME_AGAIN, .mode = first->mode,
+                            .block_bytes = first->block_bytes, .depth = first->depth,
+                            .ramp_s = each / 5, .run_s = each * 4 / 5,
+                            .bytes_max = (uint64_t)(write_share(b) / 64) };
+    struct nvme_result *r;
+    STK_TRY(nvme_point_run(b, unit, m, &p, &r, err));
+    if (r) show(b, r);
     return STK_OK;
 }
 
@@ -215,20 +264,24 @@ static stk_status run_steady(struct nvme_bench *b, uint32_t unit, struct measure
     struct nvme_unit *u = &b->unit[unit];
     struct nvme_result last = { 0 };
     uint32_t d = depth_for(b, unit, MIB);
-    struct nvme_point p = { .step = NVME_STEADY, .mode = MEASURE_WRITE, .block_bytes = MIB,
+    bool reads = !b->mode[MEASURE_WRITE] && b->mode[MEASURE_READ] && b->o.sustained;
+    u->steady_mode = reads ? MEASURE_READ : MEASURE_WRITE;
+    struct nvme_point p = { .step = NVME_STEADY, .mode = u->steady_mode, .block_bytes = MIB,
                             .depth = d,
                             .run_s = clamp(budget_s / 24, 0.1, 1.0 + budget_s / STEADY_MAX * 1.2) };
     double begin = bench_now_s();
     bool more = true;
-    if (!b->mode[MEASURE_WRITE] || budget_s < 1) return STK_OK;
+    if (!b->mode[u->steady_mode] || budget_s < 1) return STK_OK;
     while (more && bench_now_s() - begin < budget_s &&
            !steady_enough(b, &u->series, bench_now_s() - begin, budget_s))
         STK_TRY(sample(b, unit, m, &p, begin, &more, &last, err));
     if (u->series.n == 0) return STK_OK;
+    u->workers = last.workers;
     steady_summarise(&u->series, &steady_default, &u->steady);
     struct nvme_result *r = &b->result[b->n_results++]; /* the room of the last sample */
     *r = last;
-    r->bytes_per_s = r->write_bytes_per_s = u->steady.sustained;
+    r->bytes_per_s = *(reads ? &r->read_bytes_per_s : &r->write_bytes_per_s) =
+        u->steady.sustained;
     r->n_pairs = 0;
     show(b, r);
     return STK_OK;
@@ -245,9 +298,10 @@ static stk_status measure_all(struct nvme_bench *b, uint32_t unit, struct measur
         return b->o.sustained ? run_steady(b, unit, m, steady_s, err) : STK_OK;
     }
     if (!together) STK_TRY(run_sweep(b, unit, m, budget_s * 0.30, err));
-    STK_TRY(run_points(b, unit, m, budget_s * (together ? 0.60 : 0.40), err));
+    STK_TRY(run_points(b, unit, m, budget_s * (together ? 0.58 : 0.38), err));
     STK_TRY(run_random(b, unit, m, budget_s * 0.05, err));
-    return run_steady(b, unit, m, steady_s, err);
+    STK_TRY(run_steady(b, unit, m, steady_s, err));
+    return run_again(b, unit, m, budget_s * 0.02, err);
 }
 
 stk_status nvme_unit_run(struct nvme_bench *b, uint32_t unit, double budget_s,
@@ -268,146 +322,4 @@ stk_status nvme_unit_run(struct nvme_bench *b, uint32_t unit, double budget_s,
         return STK_OK;
     }
     return st;
-}
-
-/* --- evidence --------------------------------------------------------------------------------- */
-
-static uint64_t distance(uint64_t a, uint64_t b) { return a > b ? a - b : b - a; }
-
-const struct nvme_result *nvme_find(const struct nvme_bench *b, uint32_t unit,
-                                    enum nvme_step step, enum measure_mode mode,
-                                    uint64_t block_bytes)
-{
-    const struct nvme_result *found = NULL;
-    for (uint32_t i = 0; i < b->n_results; i++) {
-        const struct nvme_result *r = &b->result[i];
-        if (r->unit != unit || r->step != step || r->mode != mode) continue;
-        bool better = !found || (block_bytes ? distance(r->block_bytes, block_bytes) <
-                                                   distance(found->block_bytes, block_bytes)
-                                             : r->bytes_per_s > found->bytes_per_s);
-        if (better) found = r;
-    }
-    return found;
-}
-
-static double rate_of(const struct nvme_bench *b, uint32_t unit, enum measure_mode mode,
-                      uint64_t block_bytes)
-{
-    const struct nvme_result *r = nvme_find(b, unit, NVME_POINT, mode, block_bytes);
-    return r ? r->bytes_per_s : 0;
-}
-
-static void collect_best(const struct nvme_bench *b, uint32_t unit, struct nvme_evidence *e)
-{
-    const struct nvme_unit *u = &b->unit[unit];
-    for (uint32_t i = 0; i < b->n_results; i++) {
-        const struct nvme_result *r = &b->result[i];
-        if (r->unit != unit || r->random) continue;
-        if (!r->valid && !e->memory && !r->verify_failures) {
-            e->memory = true;
-            snprintf(e->memory_why, sizeof e->memory_why, "%s", r->why);
-        }
-        if (r->cpu_share > e->cpu_share && r->step == NVME_POINT && !b->o.verify)
-            e->cpu_share = r->cpu_share;
-        if (r->mode == MEASURE_READ && r->block_bytes == MIB && r->bytes_per_s > e->train_read)
-            e->train_read = r->bytes_per_s;
-        if (r->mode == MEASURE_WRITE && r->step != NVME_STEADY && r->bytes_per_s > e->best_write)
-            e->best_write = r->bytes_per_s;
-        if (r->mode != MEASURE_READ || r->bytes_per_s <= e->best_read) continue;
-        e->best_read = r->bytes_per_s;
-        e->best_block = r->block_bytes;
-        e->best_depth = r->depth;
-    }
-    if (u->best_depth[0] && u->best_rate[0] >= 0.9 * e->best_read) { /* no deeper than needed */
-        e->best_block = u->best_block[0];
-        e->best_depth = u->best_depth[0];
-    }
-}
-
-static void collect_shares(const struct nvme_bench *b, uint32_t unit, struct nvme_evidence *e)
-{
-    double share[NVME_PAIRS_MAX];
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < b->n_results && n < NVME_PAIRS_MAX; i++) {
-        const struct nvme_result *r = &b->result[i];
-        if (r->unit == unit && r->n_pairs && r->mode != MEASURE_OPTIMIZER)
-            share[n++] = r->share_of_fio;
-    }
-    e->share_of_fio = nvme_median(share, n);
-}
-
-/* The sweep and the points measured some places twice: how far are they apart? */
-static void collect_spread(const struct nvme_bench *b, uint32_t unit, struct nvme_evidence *e)
-{
-    for (uint32_t i = 0; i < b->n_results; i++)
-        for (uint32_t k = 0; k < b->n_results; k++) {
-            const struct nvme_result *p = &b->result[i], *s = &b->result[k];
-            if (p->unit != unit || s->unit != unit || p->step != NVME_POINT ||
-                s->step != NVME_SWEEP || p->mode != s->mode ||
-                p->block_bytes != s->block_bytes || p->depth != s->depth)
-                continue;
-            double x = p->bytes_per_s, y = s->bytes_per_s;
-            double apart = x > y ? (x - y) / x : y > 0 ? (y - x) / y : 0;
-            if (apart > e->spread) e->spread = apart;
-        }
-}
-
-static void collect_drives(const struct nvme_bench *b, struct nvme_evidence *e)
-{
-    bool link_known = true, left_known = true;
-    for (uint32_t i = 0; i < b->n_paths; i++) {
-        const struct drive_facts *d = &b->drive[i];
-        bool again = false;
-        for (uint32_t k = 0; k < i; k++)
-            again = again || (d->under[0] && strcmp(b->drive[k].under, d->under) == 0) ||
-                    b->drive[k].device_id == d->device_id;
-        e->shared_drive = e->shared_drive || again;
-        e->rotational = e->rotational || nvme_rotates(d);
-        if (again) continue;
-        link_known = link_known && d->link_bytes_per_s > 0;
-        left_known = left_known && d->smart && d->endurance_bytes > d->written_bytes;
-        e->link += d->link_bytes_per_s;
-        e->endurance_bytes += d->endurance_bytes - d->written_bytes;
-    }
-    if (!link_known) e->link = 0;
-    if (!left_known) e->endurance_bytes = 0;
-}
-
-/* Together over the sum of each alone: the poorest of the three patterns. */
-static void collect_balance(const struct nvme_bench *b, struct nvme_evidence *e)
-{
-    uint32_t last = b->n_units - 1;
-    for (int k = 0; k < 3 && last > 0; k++) {
-        double sum = 0, together = rate_of(b, last, modes[k], MIB);
-        for (uint32_t i = 0; i < last; i++) sum += rate_of(b, i, modes[k], MIB);
-        if (sum <= 0 || together <= 0) continue;
-        if (e->sum_share <= 0 || together / sum < e->sum_share) e->sum_share = together / sum;
-    }
-    for (uint32_t i = 0; i < b->n_paths; i++) {
-        double r = rate_of(b, i, MEASURE_MIXED, MIB);
-        e->path_rate[i] = r > 0 ? r : rate_of(b, i, MEASURE_READ, MIB);
-    }
-}
-
-void nvme_conclude(struct nvme_bench *b)
-{
-    struct nvme_evidence *e = &b->evidence;
-    uint32_t last = b->n_units - 1;
-    memset(e, 0, sizeof *e);
-    e->n_paths = b->n_paths;
-    e->read = rate_of(b, last, MEASURE_READ, MIB);
-    e->write = rate_of(b, last, MEASURE_WRITE, MIB);
-    e->mixed = rate_of(b, last, MEASURE_MIXED, 4 * MIB);
-    e->optimizer = rate_of(b, last, MEASURE_OPTIMIZER, 0);
-    const struct steady_summary *s = &b->unit[last].steady;
-    e->sustained_known = s->reached && (s->dropped || b->o.sustained);
-    if (s->reached || s->dropped) e->sustained = s->sustained;
-    e->uring = strncmp(b->unit[last].backend, "posix", 5) != 0;
-    snprintf(e->backend, sizeof e->backend, "%s", b->unit[last].backend);
-    collect_best(b, last, e);
-    collect_shares(b, last, e);
-    collect_spread(b, last, e);
-    collect_drives(b, e);
-    collect_balance(b, e);
-    nvme_judge(e, &b->verdict);
 }

@@ -29,15 +29,23 @@ static __attribute__((format(printf, 2, 3))) void change(struct nvme_verdict *v,
 
 static double larger(double a, double b) { return a > b ? a : b; }
 
+static double seconds_of(double params, double read, double write, double both, double sustained)
+{
+    if (!(read > 0) || !(write > 0)) return 0;
+    if (!(both > 0)) both = 2 / (1 / read + 1 / write); /* one after the other */
+    double s = params *
+               (NVME_VISIT_READ / read + NVME_VISIT_WRITE / write + NVME_UPDATE_BOTH / both);
+    return sustained > 0 ? larger(s, params * NVME_STEP_WRITE / sustained) : s;
+}
+
+static const struct nvme_span *both_ways(const struct nvme_evidence *e)
+{
+    return e->optimizer.median > 0 ? &e->optimizer : &e->mixed;
+}
+
 double nvme_step_seconds(double params, const struct nvme_evidence *e)
 {
-    double both = e->optimizer > 0 ? e->optimizer : e->mixed;
-    if (!(e->read > 0) || !(e->write > 0)) return 0;
-    if (!(both > 0)) both = 2 / (1 / e->read + 1 / e->write); /* one after the other */
-    double s = params * (NVME_VISIT_READ / e->read + NVME_VISIT_WRITE / e->write +
-                         NVME_UPDATE_BOTH / both);
-    if (e->sustained > 0) s = larger(s, params * NVME_STEP_WRITE / e->sustained);
-    return s;
+    return seconds_of(params, e->read.median, e->write.median, both_ways(e)->median, e->sustained);
 }
 
 /* --- what limits ------------------------------------------------------------------------------ */
@@ -49,21 +57,42 @@ static bool fio_is_faster(const struct nvme_evidence *e)
 
 static enum nvme_limit limit_of(const struct nvme_evidence *e)
 {
-    double best = larger(e->best_read, e->read);
     if (e->memory) return LIMIT_PAGE_CACHE;
-    if (!(best > 0) && !(e->write > 0)) return LIMIT_UNKNOWN;
-    if (e->link > 0 && best >= 0.85 * e->link) return LIMIT_LINK;
+    if (!(e->best_read > 0) && !(e->best_write > 0)) return LIMIT_UNKNOWN;
+    if (e->link > 0 && e->best_read >= 0.85 * e->link) return LIMIT_LINK;
     if (e->cpu_share >= 0.9) return LIMIT_CPU;
     if (fio_is_faster(e)) return LIMIT_SETTINGS;
     if (e->train_read > 0 && e->train_read < 0.85 * e->best_read) return LIMIT_SETTINGS;
     return LIMIT_DRIVE;
 }
 
+#define ADD(...) (at += (size_t)snprintf(v->what + at, sizeof v->what - at, __VA_ARGS__))
+
+/* Each rate with the point that it was measured at; only what was measured, and of more depth or
+ * larger blocks only where they were tried. */
+static void say_drive(const struct nvme_evidence *e, struct nvme_verdict *v)
+{
+    char size[32];
+    size_t at = 0;
+    ADD("the drive%s:", e->n_paths > 1 ? "s" : "");
+    if (e->best_read > 0)
+        ADD(" %.2f GB/s read at %s x %u", e->best_read / 1e9,
+            nvme_size_text(e->best_block, size, sizeof size), e->best_depth);
+    if (e->best_write > 0)
+        ADD("%s %.2f %swritten at %s x %u", e->best_read > 0 ? "," : "", e->best_write / 1e9,
+            e->best_read > 0 ? "" : "GB/s ",
+            nvme_size_text(e->best_write_block, size, sizeof size), e->best_write_depth);
+    if (e->best_write > 0 && e->fell) ADD(" in a burst, %.2f sustained", e->sustained / 1e9);
+    if (e->enough_read > 0)
+        ADD("; reads gain nothing beyond %s x %u",
+            nvme_size_text(e->enough_block, size, sizeof size), e->enough_depth);
+    if (e->link > 0 && e->best_read > 0) ADD("; the link has room");
+}
+#undef ADD
+
 static void say_what(const struct nvme_evidence *e, struct nvme_verdict *v)
 {
     char size[32];
-    double best = larger(e->best_read, e->read), write = larger(e->best_write, e->write);
-    const char *many = e->n_paths > 1 ? "s" : "";
 #define SAY(...) snprintf(v->what, sizeof v->what, __VA_ARGS__)
     switch (v->limit) {
     case LIMIT_PAGE_CACHE:
@@ -73,8 +102,8 @@ static void say_what(const struct nvme_evidence *e, struct nvme_verdict *v)
         SAY("too little was measured to say what limits");
         break;
     case LIMIT_LINK:
-        SAY("the link: reads reach %.2f of the %.2f GB/s that it carries (%.0f %%)", best / 1e9,
-            e->link / 1e9, 100 * best / e->link);
+        SAY("the link: reads reach %.2f of the %.2f GB/s that it carries (%.0f %%)",
+            e->best_read / 1e9, e->link / 1e9, 100 * e->best_read / e->link);
         break;
     case LIMIT_CPU:
         SAY("the processor: %.0f %% of the cores were busy with transfers", 100 * e->cpu_share);
@@ -89,12 +118,7 @@ static void say_what(const struct nvme_evidence *e, struct nvme_verdict *v)
                 nvme_size_text(e->best_block, size, sizeof size), e->best_depth);
         break;
     case LIMIT_DRIVE:
-        SAY("the drive%s: %.2f GB/s read, %.2f write%s, reached at %s x %u; deeper or larger "
-            "gains nothing%s",
-            many, best / 1e9, write / 1e9, e->sustained > 0 && e->sustained < 0.9 * write
-                ? " in a burst, less sustained" : "",
-            nvme_size_text(e->best_block, size, sizeof size), e->best_depth,
-            e->link > 0 ? ", and the link has room" : "");
+        say_drive(e, v);
         break;
     }
 #undef SAY
@@ -138,13 +162,45 @@ static void advise_limit(const struct nvme_evidence *e, struct nvme_verdict *v)
     }
 }
 
+/* What was measured at different moments and does not agree. */
+static void advise_time(const struct nvme_evidence *e, struct nvme_verdict *v)
+{
+    if (e->spread > 0.25)
+        change(v, "samples of one point differ by up to %.0f %%: other load, or a disk with a "
+                  "budget of bursts; repeat on a quiet machine%s",
+               100 * e->spread, e->pairs < 8 ? ", with `--pairs 8` for the shares" : "");
+    if (e->drift > 0 && (e->drift < 0.85 || e->drift > 1 / 0.85))
+        change(v, "the first point (%s), measured again at the end of the run, went at %.0f %% of "
+                  "its first rate: other load, heat, or a disk with a budget of bursts; what was "
+                  "measured in between belongs to different moments",
+               nvme_mode_name(e->drift_mode), 100 * e->drift);
+    if (e->late_over_early > 0 && e->late_over_early < 0.9 && !e->fell)
+        change(v, "the long series decays: its last tenth ran at %.0f %% of its second (%u threads "
+                  "and %u workers of the kernel at its end); see whether it recovers after a pause",
+               100 * e->late_over_early, e->workers.threads, e->workers.kernel);
+}
+
+/* A cache is to blame only where the series of writes itself fell. */
+static void advise_writes(const struct nvme_evidence *e, struct nvme_verdict *v)
+{
+    double write = e->write.median;
+    if (e->sustained > 0 && e->fell && e->sustained < 0.7 * e->burst)
+        change(v, "writes fall to %.0f %% when the drive's cache is full: leave more of it free, "
+                  "or keep optimizer state in memory (`--optimizer-state host`)",
+               100 * e->sustained / e->burst);
+    else if (e->sustained > 0 && !e->fell && e->sustained < 0.7 * write)
+        change(v, "the long series of writes ran at %.2f GB/s from its first second on, the points "
+                  "before it at %.2f: no cache filled meanwhile, so other load or a budget of "
+                  "bursts; the seconds below take the lower one",
+               e->sustained / 1e9, write / 1e9);
+    if (!e->sustained_known && write > 0)
+        change(v, "sustained writes are not known yet: `stoker bench nvme ... --sustained`");
+}
+
 static void advise_rest(const struct nvme_evidence *e, struct nvme_verdict *v)
 {
     if (e->memory) return;
-    if (e->spread > 0.25)
-        change(v, "one point measured twice differed by %.0f %%: other load, or a disk with a "
-                  "budget of bursts; repeat on a quiet machine, with `--pairs 8` for the shares",
-               100 * e->spread);
+    advise_time(e, v);
     if (e->rotational) change(v, "this is a rotating disk: swapped state wants flash");
     if (e->shared_drive && e->n_paths > 1)
         change(v, "some paths share a drive: name one path of each drive");
@@ -152,12 +208,7 @@ static void advise_rest(const struct nvme_evidence *e, struct nvme_verdict *v)
         change(v, "together the drives reach %.0f %% of what each does alone: they share a link, "
                   "a controller or too few cores; try fewer paths",
                100 * e->sum_share);
-    if (e->sustained > 0 && e->write > 0 && e->sustained < 0.7 * e->write)
-        change(v, "writes fall to %.0f %% when the drive's cache is full: leave more of it free, "
-                  "or keep optimizer state in memory (`--optimizer-state host`)",
-               100 * e->sustained / e->write);
-    if (!e->sustained_known && e->write > 0)
-        change(v, "sustained writes are not known yet: `stoker bench nvme ... --sustained`");
+    advise_writes(e, v);
 }
 
 /* --- what train does, and how long ------------------------------------------------------------ */
@@ -185,10 +236,17 @@ static void say_models(const struct nvme_evidence *e, struct nvme_verdict *v)
     static const struct { const char *name; double params; } models[NVME_MODELS] = {
         { "1B", 1e9 }, { "3B", 3e9 }, { "8B", 8e9 }, { "14B", 14e9 }
     };
+    const struct nvme_span *r = &e->read, *w = &e->write, *both = both_ways(e);
+    v->samples = r->n < w->n ? r->n : w->n;
+    if (both->n > 0 && both->n < v->samples) v->samples = both->n;
     for (int i = 0; i < NVME_MODELS; i++) {
         v->model[i].name = models[i].name;
         v->model[i].params = models[i].params;
         v->model[i].seconds = nvme_step_seconds(models[i].params, e);
+        v->model[i].seconds_low =
+            seconds_of(models[i].params, r->high, w->high, both->high, e->sustained);
+        v->model[i].seconds_high =
+            seconds_of(models[i].params, r->low, w->low, both->low, e->sustained);
         v->model[i].written_bytes = models[i].params * NVME_STEP_WRITE;
         if (!(v->model[i].seconds > 0)) continue;
         v->model[i].written_per_day = v->model[i].written_bytes * 86400 / v->model[i].seconds;

@@ -8,17 +8,17 @@
 #include "engine/engine.h"
 #include <string.h>
 
-static uint64_t drive_busy_ns(const stk_engine *e)
+static struct io_stats io_counts(const stk_engine *e)
 {
     struct io_stats io = { 0 };
     if (e->io) io_stats_read(e->io, &io);
-    return io.busy_ns;
+    return io;
 }
 
 void nvme_stats_reset(stk_engine *e)
 {
     memset(&e->nvme_stats, 0, sizeof e->nvme_stats);
-    e->nvme_stats.drive_ns = drive_busy_ns(e);
+    e->nvme_stats.drive_ns = io_counts(e).busy_ns;
 }
 
 void nvme_stats_begin(stk_engine *e, bool read)
@@ -47,8 +47,11 @@ void nvme_stats_end(stk_engine *e, const struct store_op *op, bool read)
 void nvme_stats_fill(const stk_engine *e, stk_step_stats *out)
 {
     const struct eng_nvme_stats *s = &e->nvme_stats;
+    const struct io_stats io = io_counts(e);
     out->nvme_busy_ns = s->busy_ns;
-    out->nvme_drive_ns = drive_busy_ns(e) - s->drive_ns;
+    out->nvme_drive_ns = io.busy_ns - s->drive_ns;
+    out->nvme_short = io.short_transfers;
+    out->nvme_retries = io.retries;
     out->nvme_read_p99_ns = measure_percentile(&s->reads, 0.99);
     out->nvme_read_alone_p99_ns = measure_percentile(&s->alone, 0.99);
     out->nvme_read_beside_p99_ns = measure_percentile(&s->beside, 0.99);

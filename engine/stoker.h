@@ -319,6 +319,10 @@ typedef struct stk_step_stats {
                                    * the checksums of both */
     uint64_t nvme_drive_ns;       /* of it, with a transfer at the drives. Counted when they fall
                                    * idle, so it may appear a step later */
+    uint64_t nvme_short;          /* since stk_seal: transfers that moved less than asked for and
+                                   * were continued */
+    uint64_t nvme_retries;        /* since stk_seal: parts of transfers given again, those and what
+                                   * the kernel had no room for (EAGAIN) */
 } stk_step_stats;
 
 stk_status stk_step_begin(stk_engine *e, const stk_step *s);

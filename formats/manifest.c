@@ -150,6 +150,7 @@ static stk_status sum_file(const struct crc32_tables *tables, const char *path, 
     *size = 0;
     *crc = 0;
     while (status == STK_OK) {
+        sys_read_ahead(fd, *size, 4 * PIECE_BYTES);
         int64_t got = sys_read_full(fd, buf, PIECE_BYTES, *size);
         if (got < 0)
             status =

@@ -20,6 +20,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
+enum { READ_AHEAD_MIN = 1 << 20 };
+
 struct st_file {
     char *path;
     int fd;
@@ -398,6 +400,9 @@ stk_status st_read(struct st_file *f, const struct st_tensor *t, uint64_t offset
                              "%s: tensor %.100s: a read of %" PRIu64 " bytes at %" PRIu64
                              " leaves its %" PRIu64 " bytes",
                              f->path, t->name, size_bytes, offset_bytes, t->size_bytes);
+    /* large pieces are read in order: the next one comes while this one is worked on */
+    if (size_bytes >= READ_AHEAD_MIN)
+        sys_read_ahead(f->fd, t->offset_bytes + offset_bytes, 2 * size_bytes);
     return read_exact(f, buf, size_bytes, t->offset_bytes + offset_bytes, err);
 }
 

@@ -12,6 +12,7 @@
 #include "base/sys.h"
 #include "nvme/io_sim.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -355,6 +356,24 @@ static double path_rate(const struct measure_run *r, uint32_t i, int direction)
     return p->bytes[direction] ? rate(p->bytes[direction], p->last_ns[direction] - r->since_ns) : 0;
 }
 
+/* Threads that the kernel makes for an io_uring are listed among the process's own. */
+static void count_threads(struct measure_result *out)
+{
+    DIR *d = opendir("/proc/self/task");
+    for (const struct dirent *e; d && (e = readdir(d)) != NULL;) {
+        char name[300], comm[32] = "";
+        if (e->d_name[0] == '.') continue;
+        snprintf(name, sizeof name, "/proc/self/task/%s/comm", e->d_name);
+        int fd = sys_open(name, O_RDONLY, 0);
+        if (fd < 0) continue;
+        (void)sys_read_some(fd, comm, sizeof comm - 1, 0);
+        sys_close(fd);
+        if (strncmp(comm, "iou-wrk", 7) == 0) out->kernel_workers++;
+        else out->threads++;
+    }
+    if (d) closedir(d);
+}
+
 /* When time is up each path still has `depth` requests on their way: a slow one needs seconds for
  * them, in which the fast ones have nothing to do any more. So each path is measured in its own
  * time, and all together is the sum. Not through the store, where a slot's next extent may lie on
@@ -394,6 +413,7 @@ void measure_run_result(const struct measure_run *r)
             out->bytes_per_s *
             ((double)(r->path[i].bytes[0] + r->path[i].bytes[1]) / (double)out->bytes);
     if (r->cfg->n_paths > 1 && !r->m->through) result_of_paths(r, out);
+    count_threads(out);
     out->direct = io_direct(r->io);
     snprintf(out->backend, sizeof out->backend, "%s", io_describe(r->io));
 }

@@ -65,6 +65,8 @@ struct measure_result {
     uint64_t read_bytes;            /* of these bytes; the rest was written */
     struct measure_histogram read, write;
     bool direct;                    /* false: the page cache was between */
+    uint32_t threads, kernel_workers; /* of this process at the end of the run, and those that the
+                                       * kernel made for its io_uring; 0: not known */
     uint64_t verify_failures;
     char first_failure[512];        /* file, offset, what was found, what was expected */
     char backend[512];              /* io_describe */

@@ -8,7 +8,8 @@
 Every test program prints TAP (tests/test.h).  A program counts as one failed test more when it crashed, ran out of
 time, printed no test, ended with a code that its lines do not explain, or printed another number of tests than its
 plan says: nothing that did not finish can pass.  `run` appends what it counted to the results file, one JSON
-object a line; `summary` prints the failures and ends with one line, `N passed, N failed, N skipped`.
+object a line; `summary` prints the failures, a line for each reason why something was skipped, and ends with one line,
+`N passed, N failed, N skipped`.
 
 Only the standard library: this runs on a fresh machine.
 """
@@ -26,12 +27,14 @@ import time
 
 TAP_LINE = re.compile(r"^(not ok|ok)\b(?:\s+\d+)?(?:\s*-)?\s*([^#]*)(?:#\s*(\w+)(.*))?$")
 TAP_PLAN = re.compile(r"^1\.\.(\d+)(?:\s*#\s*skip\b.*)?\s*$", re.IGNORECASE)
+TAP_SKIPPED_PLAN = re.compile(r"^1\.\.0\s*#\s*skip(ped)?\b[\s:]*", re.IGNORECASE)
 LINES_SHOWN = 40  # of a failing test's output
 LIMIT_MAX_S = 1500
 
 
 def parse_tap(text):
-    """(tests, plan): tests are (name, 'passed' | 'failed' | 'skipped', lines above it); plan is None when there is none."""
+    """(tests, plan): tests are (name, 'passed' | 'failed' | 'skipped', lines above it, or the reason of a skip); plan is None
+    when there is none."""
     tests, above, plan = [], [], None
     for line in text.splitlines():
         found = TAP_LINE.match(line)
@@ -43,6 +46,8 @@ def parse_tap(text):
                 kind = "skipped"
             elif word == "todo":
                 kind = "skipped"
+            if kind == "skipped":
+                above = [found.group(4).strip(" :")]
             tests.append((found.group(2).strip() or "test %d" % (len(tests) + 1), kind, above))
             above = []
         elif planned:
@@ -55,10 +60,14 @@ def parse_tap(text):
     return tests, plan
 
 
+def last_line(output):
+    return [line.lstrip("# ").strip() for line in output.splitlines() if line.strip()][-1:]
+
+
 def judge(name, output, code, limit_s, timed_out, protocol="tap"):
     """What one program's output and exit code come to: a list of (test, kind, lines)."""
     if protocol == "exitcode" and code in (0, 77) and not timed_out:
-        return [(name, "passed" if code == 0 else "skipped", [])]
+        return [(name, "passed", [])] if code == 0 else [(name, "skipped", last_line(output))]
     tests, plan = parse_tap(output)
     failed = sum(kind == "failed" for _, kind, _ in tests)
     why = None
@@ -67,9 +76,9 @@ def judge(name, output, code, limit_s, timed_out, protocol="tap"):
     elif code < 0:
         why = "was killed by signal %s" % signal.Signals(-code).name
     elif code == 77 and not tests:
-        return [(name, "skipped", [])]
+        return [(name, "skipped", last_line(output))]
     elif not tests and plan == 0 and code == 0:
-        return [(name, "skipped", [])]
+        return [(name, "skipped", [TAP_SKIPPED_PLAN.sub("", line) for line in output.splitlines() if TAP_SKIPPED_PLAN.match(line)])]
     elif not tests:
         why = "printed no test (exit code %d)" % code
     elif plan is None:
@@ -152,7 +161,7 @@ class Run:
         text = ", ".join("%d %s" % (n, kind) for kind, n in count.items() if n)
         with self.lock:
             self.results.append({"label": self.args.label, "program": program, "took_s": round(took_s, 2), "tests": [
-                {"name": n, "kind": k, "lines": lines[-LINES_SHOWN:] if k == "failed" else []} for n, k, lines in tests]})
+                {"name": n, "kind": k, "lines": lines[-LINES_SHOWN:] if k != "passed" else []} for n, k, lines in tests]})
             print("   %-6s %-34s %6.1f s  %s" % (self.args.label, program, took_s, text), flush=True)
 
     def all(self):
@@ -201,12 +210,18 @@ def command_summary(args):
         with open(args.results, encoding="utf-8") as source:
             results = [json.loads(line) for line in source]
     count = {"passed": 0, "failed": 0, "skipped": 0}
+    reasons = {}
     for result in results:
         for test in result["tests"]:
             count[test["kind"]] += 1
             if test["kind"] == "failed":
                 print("\n".join(test["lines"]))
                 print("FAILED: %s %s: %s" % (result["label"], result["program"], test["name"]))
+            elif test["kind"] == "skipped":
+                reason = "; ".join(line for line in test["lines"] if line) or "no reason given (%s)" % result["program"]
+                reasons[reason] = reasons.get(reason, 0) + 1
+    for reason, n in sorted(reasons.items(), key=lambda pair: (-pair[1], pair[0])):
+        print("skipped %3d: %s" % (n, reason))
     print("%(passed)d passed, %(failed)d failed, %(skipped)d skipped" % count)
     return int(count["failed"] > 0 or count["passed"] == 0)
 

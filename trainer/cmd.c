@@ -1,8 +1,11 @@
-/* trainer/cmd.c - what all verbs share: sentences on stderr and help.
+/* trainer/cmd.c - what all verbs share: sentences on stderr and help; the one verb that is a room of
+ * its own.
  *
  * Owns: the form of an error line. Must not know: any verb. Application's thread. */
 #include "trainer/cmd.h"
 #include "base/sys.h"
+#include "bench/bench.h"
+#include "trainer/signals.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -31,4 +34,9 @@ bool cmd_help(int argc, char **argv, const char *usage, const struct opt_row *ro
         return true;
     }
     return false;
+}
+
+int cmd_bench(int argc, char **argv)
+{
+    return bench_main(argc, argv, signals_install("stopping"));
 }

@@ -20,6 +20,7 @@ int cmd_export(int argc, char **argv);
 int cmd_inspect(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);
 int cmd_prepare(int argc, char **argv);
+int cmd_bench(int argc, char **argv);
 
 /* Prints err's sentence; returns EXIT_OPERATING. */
 int cmd_fail(const struct stk_error *err);

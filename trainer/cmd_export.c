@@ -216,7 +216,7 @@ int cmd_export(int argc, char **argv)
     if (opts_parse(rows, ROW_N, argc, argv, &o, NULL, NULL, &err) != STK_OK)
         return cmd_fail_use(&err);
     struct export *x = sys_calloc(1, sizeof *x);
-    signals_install();
+    signals_install("stopping");
     size_t n = strlen(o.out);
     while (n > 1 && o.out[n - 1] == '/') ((char *)(uintptr_t)o.out)[--n] = '\0';
     stk_status st = x ? export_all(x, &o, &err)

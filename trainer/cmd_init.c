@@ -4,6 +4,8 @@
  * standard deviation initializer_range, norms one, biases zero, rounded to bf16. One stream of
  * random numbers per tensor (its position in the order of formats/model_config.h), so that a tensor
  * does not depend on the others. Must not know: the engine. */
+#include "base/cpu.h"
+#include "base/exec.h"
 #include "base/numeric.h"
 #include "base/rng.h"
 #include "base/mem.h"
@@ -33,10 +35,24 @@ enum { ROW_N = sizeof rows / sizeof rows[0] };
 static const char usage[] = "usage: stoker init --config config.json --out DIR [--seed N]\n"
                             "  --config FILE  configuration of the model, in either spelling";
 
+/* Values are drawn in slices by all cores. The numbers that a slice begins with are found by one of
+ * them, which only steps over the draws of the slices before: so the bits are those of one stream,
+ * whatever the cores. */
+enum { SLICE = 16384, DRAWS_OF_A_NORMAL = 2 };
+
 struct init {
     const struct model_config *cfg;
     uint64_t seed, stream;
     struct rng rng;
+    struct exec *ex;
+    struct exec_team *team;
+    struct exec_lane *lane;
+    struct exec_event event;
+    struct exec_task done;
+    struct exec_team_job job;
+    struct rng *begin; /* of each slice */
+    uint64_t n;        /* values of the piece */
+    uint16_t *out;
 };
 
 static bool is_norm(enum model_role r)
@@ -51,6 +67,36 @@ static bool is_bias(enum model_role r)
            r == ROLE_GATE_BIAS || r == ROLE_UP_BIAS || r == ROLE_DOWN_BIAS;
 }
 
+static void fill_slice(void *arg, uint32_t slice, uint32_t n_slices)
+{
+    const struct init *in = arg;
+    (void)n_slices;
+    struct rng rng = in->begin[slice];
+    uint64_t first = (uint64_t)slice * SLICE, end = first + SLICE < in->n ? first + SLICE : in->n;
+    for (uint64_t i = first; i < end; i++)
+        in->out[i] = stk_f32_to_bf16((float)(rng_normal(&rng) * in->cfg->initializer_range));
+}
+
+static void filled(void *arg) { exec_event_set(&((struct init *)arg)->event); }
+
+static stk_status fill_normal(struct init *in, uint64_t n, uint16_t *out, struct stk_error *err)
+{
+    uint32_t n_slices = (uint32_t)((n + SLICE - 1) / SLICE);
+    in->n = n;
+    in->out = out;
+    for (uint32_t k = 0; k < n_slices; k++) {
+        uint64_t values = n - (uint64_t)k * SLICE < SLICE ? n - (uint64_t)k * SLICE : SLICE;
+        in->begin[k] = in->rng;
+        for (uint64_t i = 0; i < values * DRAWS_OF_A_NORMAL; i++) (void)rng_next(&in->rng);
+    }
+    in->job = (struct exec_team_job){ .fn = fill_slice, .arg = in, .n_slices = n_slices,
+                                      .done_lane = in->lane, .done = &in->done };
+    exec_event_reset(&in->event);
+    exec_task_init(&in->done, filled, in);
+    exec_team_run(in->team, &in->job);
+    return exec_event_wait(&in->event, UINT64_MAX, err);
+}
+
 /* Pieces of a tensor come in ascending order. */
 static stk_status random_values(void *arg, const struct model_tensor *t, uint64_t first, uint64_t n,
                                 uint16_t *out, struct stk_error *err)
@@ -59,13 +105,26 @@ static stk_status random_values(void *arg, const struct model_tensor *t, uint64_
     if (signals_stop())
         return stk_error_set(err, STK_ERR_INTERRUPTED, 0, "interrupted; nothing was written");
     if (first == 0) rng_seed_stream(&in->rng, in->seed, in->stream++);
-    for (uint64_t i = 0; i < n; i++) {
-        double x = is_norm(t->role)   ? 1.0
-                   : is_bias(t->role) ? 0.0
-                                      : rng_normal(&in->rng) * in->cfg->initializer_range;
-        out[i] = stk_f32_to_bf16((float)x);
-    }
+    if (!is_norm(t->role) && !is_bias(t->role)) return fill_normal(in, n, out, err);
+    for (uint64_t i = 0; i < n; i++) out[i] = stk_f32_to_bf16(is_norm(t->role) ? 1.0f : 0.0f);
     return STK_OK;
+}
+
+static stk_status open_team(struct init *in, uint64_t values, struct stk_error *err)
+{
+    in->begin = sys_calloc(values / SLICE + 1, sizeof *in->begin);
+    if (!in->begin) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a buffer");
+    STK_TRY(exec_open_threads(&in->ex, err));
+    exec_event_init(in->ex, &in->event);
+    STK_TRY(exec_lane_open(in->ex, "init", &in->lane, err));
+    return exec_team_open(in->ex, "random", cpu_count(""), &in->team, err);
+}
+
+static void close_team(struct init *in)
+{
+    if (in->team) exec_team_close(in->team);
+    exec_close(in->ex);
+    sys_free(in->begin);
 }
 
 static stk_status make(const struct init_opts *o, const struct model_config *cfg,
@@ -83,10 +142,12 @@ static stk_status make(const struct init_opts *o, const struct model_config *cfg
                           .buf = buf,
                           .buf_bytes = buf_bytes,
                           .pulse = pulse };
-    stk_status st = partial && buf ? hf_write(&job, partial, err)
+    stk_status st = partial && buf ? open_team(&in, buf_bytes / sizeof(uint16_t), err)
                                    : stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a buffer");
+    if (st == STK_OK) st = hf_write(&job, partial, err);
     if (st == STK_OK) st = hf_publish(partial, o->out, err);
     pulse_close(pulse);
+    close_team(&in);
     sys_free(buf);
     sys_free(partial);
     return st;
@@ -131,7 +192,7 @@ int cmd_init(int argc, char **argv)
         opts_free(rows, ROW_N, &o);
         return cmd_fail_use(&err);
     }
-    signals_install();
+    signals_install("stopping");
     size_t n = strlen(o.out);
     while (n > 1 && o.out[n - 1] == '/') ((char *)(uintptr_t)o.out)[--n] = '\0';
     stk_status st = model_config_read(config, &cfg, &err);

@@ -1,7 +1,6 @@
 /* trainer/main.c - the program: finds the verb and hands over. Knows nothing about what verbs do.
  */
 #include "trainer/cmd.h"
-#include "bench/bench.h"
 #include "engine/stoker.h"
 
 #include <fcntl.h>
@@ -24,7 +23,7 @@ static const struct verb {
     { "eval", cmd_eval, "mean loss and perplexity of a model over a token file" },
     { "export", cmd_export, "a Hugging Face folder from a checkpoint" },
     { "inspect", cmd_inspect, "what a model, checkpoint, token file or store holds" },
-    { "bench", bench_main, "measure this machine: nvme, adam, copy" },
+    { "bench", cmd_bench, "measure this machine: nvme, adam, copy" },
     { "doctor", cmd_doctor, "what this machine allows, and what to change" },
 };
 enum { VERB_N = sizeof verbs / sizeof verbs[0] };
@@ -93,9 +92,7 @@ int main(int argc, char **argv)
         printf("stoker %s\n", stk_version());
         return EXIT_DONE;
     }
-    const char *names[VERB_N];
-    for (int i = 0; i < VERB_N; i++) names[i] = verbs[i].name;
-    const char *near = opts_nearest(argv[1], names, VERB_N);
+    const char *near = opts_nearest(argv[1], &verbs[0].name, sizeof verbs[0], VERB_N);
     fprintf(stderr, "stoker: %s: there is no such verb; %s%s\n", argv[1],
             near ? "did you mean " : "see stoker --help", near ? near : "");
     return EXIT_USE;

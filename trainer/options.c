@@ -9,6 +9,7 @@
 #include <string.h>
 
 static const char *const schedule_names[] = { "constant", "linear", "cosine", NULL };
+const char *schedule_name(int kind) { return schedule_names[kind]; }
 static const char *const dtype_names[] = { "bf16", "fp16", NULL };
 static const char *const optimizer_names[] = { "adamw", "adam", NULL };
 static const char *const device_names[] = { "host", "host:discrete", "sim", NULL };

@@ -13,6 +13,7 @@
 enum { FOR_TRAIN = 1, FOR_EVAL = 2, FOR_PLAN = 4 };
 
 enum schedule_kind { SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_COSINE };
+const char *schedule_name(int kind);
 enum progress_kind { PROGRESS_AUTO, PROGRESS_LINES, PROGRESS_NONE };
 
 #define RUN_ROWS_MAX 96

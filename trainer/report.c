@@ -107,14 +107,13 @@ static void print_optimizer(const struct train *t)
 
 static void print_run(const struct train *t)
 {
-    static const char *const schedules[] = { "constant", "linear", "cosine" };
     const struct run_opts *o = &t->o;
     uint64_t step_tokens = o->batch * o->seq;
     printf("run        steps %" PRIu64 " to %" PRIu64 ", %" PRIu64 " x %" PRIu64
            " tokens each (micro-batches of %" PRIu64 "), %.3g tokens in all\n",
            t->step + 1, t->steps, o->batch, o->seq, o->micro_batch,
            (double)(t->steps * step_tokens));
-    printf("rate       %g, %s, %" PRIu64 " steps of warm-up\n", o->lr, schedules[o->schedule],
+    printf("rate       %g, %s, %" PRIu64 " steps of warm-up\n", o->lr, schedule_name(o->schedule),
            o->warmup);
 }
 
@@ -206,6 +205,8 @@ static json_t *json_step(const struct train *t, const struct report_step *s, jso
     json_object_set_new(j, "nvme_read_p99_s", number(seconds(x->nvme_read_p99_ns)));
     json_object_set_new(j, "nvme_read_alone_p99_s", number(seconds(x->nvme_read_alone_p99_ns)));
     json_object_set_new(j, "nvme_read_beside_p99_s", number(seconds(x->nvme_read_beside_p99_ns)));
+    json_object_set_new(j, "nvme_short", whole(x->nvme_short));
+    json_object_set_new(j, "nvme_retries", whole(x->nvme_retries));
     json_object_set(j, "drives", drives);
     json_object_set_new(j, "rss_bytes", whole(mem_resident_bytes()));
     json_object_set_new(j, "peak_rss_bytes", whole(mem_peak_bytes()));
@@ -299,7 +300,7 @@ stk_status report_step(struct report *r, struct train *t, const struct report_st
     return STK_OK;
 }
 
-void report_end(const struct report *r, const struct train *t)
+void report_end(struct report *r, const struct train *t)
 {
     char rss[32];
     double wall = (double)(now_ns() - r->begin_ns) / 1e9;

@@ -41,6 +41,6 @@ void report_engine(const stk_engine *e);
 void report_start(const struct train *t);
 stk_status report_step(struct report *r, struct train *t, const struct report_step *s,
                        struct stk_error *err);
-void report_end(const struct report *r, const struct train *t);
+void report_end(struct report *r, const struct train *t);
 
 #endif

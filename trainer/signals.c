@@ -6,20 +6,22 @@
 #include <string.h>
 #include <unistd.h>
 
-static volatile sig_atomic_t stop_requests;
+static _Atomic bool stop_asked;
+static const char *stop_text = "stopping"; /* before the handlers are there */
+
+static bool put(const char *text) { return write(STDERR_FILENO, text, strlen(text)) >= 0; }
 
 static void on_signal(int number)
 {
     (void)number;
-    static const char first[] =
-        "\nstoker: stopping after this step; a second signal ends at once\n";
-    if (stop_requests++ > 0) _exit(130);
-    if (write(STDERR_FILENO, first, sizeof first - 1) < 0) return;
+    if (atomic_exchange(&stop_asked, true)) _exit(130);
+    if (put("\nstoker: ") && put(stop_text) && put("; a second signal ends at once\n")) return;
 }
 
-void signals_install(void)
+const _Atomic bool *signals_install(const char *doing)
 {
     struct sigaction act;
+    stop_text = doing;
     memset(&act, 0, sizeof act);
     act.sa_handler = on_signal;
     act.sa_flags = SA_RESTART;
@@ -27,6 +29,7 @@ void signals_install(void)
     sigaction(SIGTERM, &act, NULL);
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN); /* a write beyond `ulimit -f` fails as one to a full disk */
+    return &stop_asked;
 }
 
-bool signals_stop(void) { return stop_requests > 0; }
+bool signals_stop(void) { return atomic_load(&stop_asked); }

@@ -155,14 +155,14 @@ static stk_status check_client(const struct train *t, struct stk_error *err)
 static void warn_changes(const struct train *t)
 {
     const json_t *c = t->resume_client;
-    static const char *const names[] = { "constant", "linear", "cosine" };
-    const char *schedule = json_string_value(json_object_get(c, "schedule"));
+    const char *schedule = json_string_value(json_object_get(c, "schedule")),
+               *now = schedule_name(t->o.schedule);
     if (get_u64(c, "steps") != t->steps && t->o.schedule != SCHEDULE_CONSTANT)
         printf("warning: the run was planned for %" PRIu64 " steps and is now for %" PRIu64
                ": the learning rate takes another course from here\n",
                get_u64(c, "steps"), t->steps);
-    if (schedule && strcmp(schedule, names[t->o.schedule]) != 0)
-        printf("warning: the schedule was %s and is now %s\n", schedule, names[t->o.schedule]);
+    if (schedule && strcmp(schedule, now) != 0)
+        printf("warning: the schedule was %s and is now %s\n", schedule, now);
     const struct {
         const char *name;
         double now;
@@ -302,7 +302,6 @@ stk_status train_resume_load(struct train *t, struct stk_error *err)
 
 char *train_client_json(const struct train *t)
 {
-    static const char *const schedules[] = { "constant", "linear", "cosine" };
     const struct run_opts *o = &t->o;
     char hash[32], folder[PATH_MAX];
     snprintf(hash, sizeof hash, "%016" PRIx64, tokens_hash(t->r.data));
@@ -319,7 +318,7 @@ char *train_client_json(const struct train *t)
     json_object_set_new(j, "seq", json_integer((json_int_t)o->seq));
     json_object_set_new(j, "batch", json_integer((json_int_t)o->batch));
     json_object_set_new(j, "seed", json_integer((json_int_t)o->seed));
-    json_object_set_new(j, "schedule", json_string(schedules[o->schedule]));
+    json_object_set_new(j, "schedule", json_string(schedule_name(o->schedule)));
     json_object_set_new(j, "warmup", json_integer((json_int_t)o->warmup));
     json_object_set_new(j, "lr", json_real(o->lr));
     json_object_set_new(j, "optimizer", json_integer(o->optimizer));

@@ -125,10 +125,28 @@ void wear_begin(struct wear *v, const stk_engine *e)
     }
 }
 
+/* What moved on each folder since the last call; also appended to `list` where there is one. */
+static void add_moved(struct wear *v, const stk_engine *e, json_t *list)
+{
+    stk_drive d;
+    for (uint32_t i = 0; i < STK_NVME_MAX && stk_drive_info(e, i, &d); i++) {
+        uint64_t r = d.read_bytes - v->seen_read[i], w = d.write_bytes - v->seen_write[i];
+        v->seen_read[i] = d.read_bytes;
+        v->seen_write[i] = d.write_bytes;
+        v->read[i] += (double)r;
+        v->write[i] += (double)w;
+        if (!list) continue;
+        json_t *j = json_object();
+        json_object_set_new(j, "path", json_string(d.path));
+        json_object_set_new(j, "read", json_integer((json_int_t)r));
+        json_object_set_new(j, "write", json_integer((json_int_t)w));
+        json_array_append_new(list, j);
+    }
+}
+
 json_t *wear_step(struct wear *v, const stk_engine *e, const stk_step_stats *s, double step_s)
 {
     json_t *all = json_array();
-    stk_drive d;
     v->steps++;
     v->step_s += step_s;
     v->compute_s += (double)s->compute_ns / 1e9;
@@ -139,18 +157,9 @@ json_t *wear_step(struct wear *v, const stk_engine *e, const stk_step_stats *s, 
     if (s->nvme_read_alone_p99_ns > v->alone_p99_ns) v->alone_p99_ns = s->nvme_read_alone_p99_ns;
     if (s->nvme_read_beside_p99_ns > v->beside_p99_ns)
         v->beside_p99_ns = s->nvme_read_beside_p99_ns;
-    for (uint32_t i = 0; i < STK_NVME_MAX && stk_drive_info(e, i, &d); i++) {
-        uint64_t r = d.read_bytes - v->seen_read[i], w = d.write_bytes - v->seen_write[i];
-        v->seen_read[i] = d.read_bytes;
-        v->seen_write[i] = d.write_bytes;
-        v->read[i] += (double)r;
-        v->write[i] += (double)w;
-        json_t *j = json_object();
-        json_object_set_new(j, "path", json_string(d.path));
-        json_object_set_new(j, "read", json_integer((json_int_t)r));
-        json_object_set_new(j, "write", json_integer((json_int_t)w));
-        json_array_append_new(all, j);
-    }
+    v->short_transfers = s->nvme_short;
+    v->retries = s->nvme_retries;
+    add_moved(v, e, all);
     return all;
 }
 
@@ -189,14 +198,19 @@ static void print_busiest(const struct wear *v, const stk_engine *e)
            "worst step %.2f ms alone, %.2f ms with writes beside them\n",
            v->busy_s > 0 && v->drive_s < v->busy_s ? 100 * v->drive_s / v->busy_s : 100,
            (double)v->alone_p99_ns / 1e6, (double)v->beside_p99_ns / 1e6);
+    if (v->retries)
+        printf("           %" PRIu64 " transfers were cut short by the kernel, %" PRIu64
+               " parts were given again: every byte arrived\n",
+               v->short_transfers, v->retries);
 }
 
-void wear_end(const struct wear *v, const stk_engine *e)
+void wear_end(struct wear *v, const stk_engine *e)
 {
     double r, w;
     char a[32];
     stk_drive d;
     if (v->steps == 0 || !(v->step_s > 0)) return;
+    add_moved(v, e, NULL); /* the last step's update is written after its line */
     for (uint32_t i = 0; stk_drive_info(e, i, &d); i++) {
         if (d.first_of_drive != i) continue;
         add_up(e, i, v->read, v->write, &r, &w);

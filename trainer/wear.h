@@ -11,6 +11,7 @@ struct wear { /* sums over this process's steps */
     double step_s, compute_s, busy_s, drive_s;
     double step_read, step_write;                   /* by the steps themselves */
     uint64_t alone_p99_ns, beside_p99_ns; /* of reads, the worst step */
+    uint64_t short_transfers, retries;    /* as stk_step_stats has them: totals */
     double read[STK_NVME_MAX], write[STK_NVME_MAX]; /* of each folder */
     uint64_t seen_read[STK_NVME_MAX], seen_write[STK_NVME_MAX];
 };
@@ -23,7 +24,8 @@ void wear_step_bytes(const stk_engine *e, double *read, double *write);
 void wear_begin(struct wear *v, const stk_engine *e);
 /* Adds a step; what moved on each folder since the last call: [{path, read, write}], the caller's. */
 json_t *wear_step(struct wear *v, const stk_engine *e, const stk_step_stats *s, double step_s);
-/* Writes per day as measured, days that drives last, which resource bound the steps. */
-void wear_end(const struct wear *v, const stk_engine *e);
+/* After the last update has been written: writes per step and day as measured, days that drives
+ * last, which resource bound the steps. */
+void wear_end(struct wear *v, const stk_engine *e);
 
 #endif

@@ -5,6 +5,8 @@
 #   demo.sh PATH-OF-STOKER OUTPUT-FOLDER
 #
 # Needs what setup.sh fetches (called here).  Every number below can be set in the environment.
+# DEMO_ONLY=plan makes the model and random tokens, shows what would be where (step 3) and ends:
+# nothing is fetched.  tests/python/test_demo_plan.py holds the cap below to account with it.
 # Fails (exit code 1) when the killed and resumed run does not end with the same bits as the
 # uninterrupted one, when the model has not learned enough, or when transformers disagrees.
 set -euo pipefail
@@ -18,6 +20,7 @@ lr=${DEMO_LR:-1.5e-3}
 margin=${DEMO_MARGIN:-0.8}                     # nats that the model must be below the unigram bar
 more=${DEMO_TRAIN_OPTIONS:-}                   # further options for `stoker train`
 logits_options=${DEMO_LOGITS_OPTIONS:-}        # and for the `stoker eval` that is compared
+only=${DEMO_ONLY:-}                            # plan: stop after step 3
 checkpoint_every=$((steps / 4))
 kill_at=$((steps / 2 + steps / 20 + 1))        # a little after the second checkpoint
 
@@ -89,10 +92,30 @@ make_data() {
         "held-out text, the bar to clear by $margin nat:" "$unigram"
 }
 
+# Stands in for make_data where only sizes matter: the tokens are of the model's vocabulary, no text.
+make_tokens() {
+    section "1. Random tokens"
+    python3 - "$here/config.json" "$out/train.safetensors" "$out/heldout.safetensors" <<'PYTHON'
+import json, random, struct, sys
+with open(sys.argv[1]) as f:
+    below = json.load(f)["vocab_size"]
+numbers = random.Random(0)
+for path, n in zip(sys.argv[2:], (131072, 2048)):
+    data = struct.pack("<%dH" % n, *[numbers.randrange(below) for _ in range(n)])
+    header = json.dumps({"input_ids": {"dtype": "U16", "shape": [n],
+                                       "data_offsets": [0, len(data)]}}).encode()
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(header)) + header + data)
+PYTHON
+}
+
 make_model() {
     section "2. A Llama of 22 million parameters, random"
     shown "$stoker" init --config "$here/config.json" --seed 0 --out "$out/model"
-    cp "$out/tokenizer"/* "$out/model/"
+    if [ -d "$out/tokenizer" ]; then cp "$out/tokenizer"/* "$out/model/"; fi
+}
+
+show_plan() {
     section "3. What would be where"
     say "Device memory is capped at $device_memory, below the parameters alone; parameters and" \
         "optimizer state live in $out/nvme-*."
@@ -187,9 +210,20 @@ check_export() {
     fi
 }
 
+case $only in
+"" | plan) ;;
+*) echo "demo.sh: DEMO_ONLY=$only: there is only 'plan'" >&2; exit 2 ;;
+esac
 prepare_folder
+if [ "$only" = plan ]; then
+    make_tokens
+    make_model
+    show_plan
+    exit 0
+fi
 make_data
 make_model
+show_plan
 run_uninterrupted
 run_killed
 compare_runs

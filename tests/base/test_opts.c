@@ -296,12 +296,12 @@ TEST(opts_help_is_aligned)
 TEST(opts_nearest_name)
 {
     static const char *const names[] = { "train", "check", "bench", "plan" };
-    CHECK(same(opts_nearest("trian", names, 4), "train")); /* a swap counts one */
-    CHECK(same(opts_nearest("chek", names, 4), "check"));
-    CHECK(same(opts_nearest("plan", names, 4), "plan"));
-    CHECK(opts_nearest("zzzzz", names, 4) == NULL);
-    CHECK(opts_nearest("", names, 4) == NULL);
-    CHECK(opts_nearest("train", names, 0) == NULL);
+    CHECK(same(opts_nearest("trian", names, sizeof names[0], 4), "train")); /* a swap counts one */
+    CHECK(same(opts_nearest("chek", names, sizeof names[0], 4), "check"));
+    CHECK(same(opts_nearest("plan", names, sizeof names[0], 4), "plan"));
+    CHECK(opts_nearest("zzzzz", names, sizeof names[0], 4) == NULL);
+    CHECK(opts_nearest("", names, sizeof names[0], 4) == NULL);
+    CHECK(opts_nearest("train", names, sizeof names[0], 0) == NULL);
 }
 
 TEST_MAIN()

@@ -315,12 +315,16 @@ TEST(result_ben_01_a_loop_device_through_the_page_cache)
 
 /* --- verdict ---------------------------------------------------------------------------------- */
 
+static struct nvme_span span(double rate) { return (struct nvme_span){ rate, rate, rate, 3 }; }
+
 static struct nvme_evidence drive_evidence(void)
 {
-    return (struct nvme_evidence){ .read = 3e9, .write = 2e9, .mixed = 2.4e9, .optimizer = 2.5e9,
-                                   .best_read = 3.05e9, .train_read = 3.05e9,
-                                   .best_write = 2e9, .best_block = MIB,
-                                   .best_depth = 16, .sustained = 1.9e9, .sustained_known = true,
+    return (struct nvme_evidence){ .read = span(3e9), .write = span(2e9), .mixed = span(2.4e9),
+                                   .optimizer = span(2.5e9), .best_read = 3.05e9,
+                                   .train_read = 3.05e9, .best_write = 2e9, .best_block = MIB,
+                                   .best_depth = 16, .best_write_block = MIB,
+                                   .best_write_depth = 8, .burst = 2e9, .sustained = 1.9e9,
+                                   .sustained_known = true, .pairs = 1,
                                    .link = 7.88e9, .cpu_share = 0.1, .share_of_fio = 1.0,
                                    .uring = true, .backend = "io_uring", .n_paths = 1 };
 }
@@ -382,7 +386,8 @@ TEST(verdict_seconds_per_step)
     CHECK(fabs(nvme_step_seconds(8e9, &e) - want) < 1e-6);
     e.sustained = 0.5e9; /* 14 bytes per parameter at that rate take longer */
     CHECK(fabs(nvme_step_seconds(8e9, &e) - 8e9 * 14 / 0.5e9) < 1e-6);
-    e.optimizer = e.mixed = e.sustained = 0;
+    e.optimizer = e.mixed = span(0);
+    e.sustained = 0;
     want = 8e9 * (4 / 3e9 + 2 / 2e9 + 13 / 3e9 + 13 / 2e9);
     CHECK(fabs(nvme_step_seconds(8e9, &e) - want) < 1e-6);
     CHECK(NVME_STEP_READ == NVME_VISIT_READ + 14 && NVME_STEP_WRITE == NVME_VISIT_WRITE + 12);
@@ -405,6 +410,175 @@ TEST(verdict_several_paths)
     CHECK(strstr(v.settings[1], "25 %, 50 %, 25 %") != NULL);
     double days = 600e12 / (8e9 * 14 * 86400 / v.model[2].seconds);
     CHECK(fabs(v.model[2].endurance_days - days) < 1e-6 * days);
+}
+
+/* --- from results to the verdict -------------------------------------------------------------- */
+
+struct story { struct nvme_bench b; struct nvme_unit unit; struct nvme_result r[32]; };
+
+static struct story *story(void)
+{
+    static struct story s;
+    memset(&s, 0, sizeof s);
+    s.b.path[0] = "/drive";
+    s.b.n_paths = s.b.n_units = s.unit.n_paths = 1;
+    s.b.o.pairs = 1;
+    s.b.unit = &s.unit;
+    s.b.result = s.r;
+    snprintf(s.unit.backend, sizeof s.unit.backend, "io_uring");
+    return &s;
+}
+
+static struct nvme_result *measured(struct story *s, enum nvme_step step, enum measure_mode mode,
+                                    uint64_t block, uint32_t depth, double rate)
+{
+    struct nvme_result *r = &s->r[s->b.n_results++];
+    *r = (struct nvme_result){ .step = step, .mode = mode, .block_bytes = block, .depth = depth,
+                               .bytes_per_s = rate, .n_runs = 1, .ours = { rate }, .bytes = 1 << 30,
+                               .direct = true, .valid = true };
+    return r;
+}
+
+static const struct nvme_verdict *concluded(struct story *s)
+{
+    nvme_conclude(&s->b);
+    const struct nvme_verdict *v = &s->b.verdict;
+    printf("# %s\n", v->what);
+    for (uint32_t i = 0; i < v->n_changes; i++) printf("#   %s\n", v->change[i]);
+    return v;
+}
+
+static void wrote(struct story *s, int n, double from, double to)
+{
+    for (int i = 0; i < n; i++) push(&s->unit.series, from + (to - from) * i / (n - 1));
+    s->unit.steady_mode = MEASURE_WRITE;
+    steady_summarise(&s->unit.series, &steady_default, &s->unit.steady);
+}
+
+/* What was not measured is not in the sentence. */
+TEST(verdict_of_reads_alone_says_nothing_of_writes)
+{
+    struct story *s = story();
+    measured(s, NVME_POINT, MEASURE_READ, MIB, 8, 3e9);
+    const struct nvme_verdict *v = concluded(s);
+    CHECK(v->limit == LIMIT_DRIVE && strstr(v->what, "3.00 GB/s read at 1 MiB x 8"));
+    CHECK(!says(v, "writ") && !says(v, "0.00") && !says(v, "burst"));
+    s = story();
+    measured(s, NVME_POINT, MEASURE_WRITE, MIB, 8, 2e9);
+    v = concluded(s);
+    CHECK(strstr(v->what, "2.00 GB/s written at 1 MiB x 8") && !strstr(v->what, "read"));
+}
+
+/* The fastest rate stands with its own point, the sweep's choice is told apart. */
+TEST(verdict_names_the_point_of_each_rate)
+{
+    struct story *s = story();
+    measured(s, NVME_SWEEP, MEASURE_READ, 256 * KIB, 4, 2.8e9);
+    measured(s, NVME_SWEEP, MEASURE_READ, 4 * MIB, 16, 3.0e9);
+    measured(s, NVME_POINT, MEASURE_READ, MIB, 8, 2.9e9);
+    measured(s, NVME_SWEEP, MEASURE_WRITE, 2 * MIB, 2, 2.5e9);
+    measured(s, NVME_POINT, MEASURE_WRITE, MIB, 8, 2e9);
+    sweep_init(&s->unit.sweep[0], 128 * MIB, 16 * MIB);
+    s->unit.swept = true;
+    s->unit.best_block[0] = 256 * KIB;
+    s->unit.best_depth[0] = 4;
+    s->unit.best_rate[0] = 2.8e9;
+    const struct nvme_verdict *v = concluded(s);
+    CHECK(strstr(v->what, "3.00 GB/s read at 4 MiB x 16, 2.50 written at 2 MiB x 2"));
+    CHECK(strstr(v->what, "nothing beyond 256 KiB x 4"));
+    s->unit.swept = false; /* nobody tried more */
+    CHECK(!strstr(concluded(s)->what, "beyond"));
+    s->unit.swept = true; /* the last point of the sweep */
+    s->unit.best_block[0] = s->unit.sweep[0].block[s->unit.sweep[0].n_blocks - 1];
+    s->unit.best_depth[0] = s->unit.sweep[0].depth[s->unit.sweep[0].n_depths - 1];
+    s->unit.best_rate[0] = 3e9;
+    CHECK(!strstr(concluded(s)->what, "beyond"));
+}
+
+/* A rate that rises, or that was low from its first second on, has filled no cache. */
+TEST(verdict_blames_a_cache_only_for_a_fall)
+{
+    struct story *s = story();
+    measured(s, NVME_POINT, MEASURE_READ, MIB, 8, 3e9);
+    measured(s, NVME_POINT, MEASURE_WRITE, MIB, 8, 2e9);
+    wrote(s, 40, 0.5e9, 0.51e9);
+    const struct nvme_verdict *v = concluded(s);
+    CHECK(!says(v, "cache is full") && !says(v, "in a burst"));
+    CHECK(says(v, "no cache filled") && says(v, "0.51"));
+    s = story();
+    measured(s, NVME_POINT, MEASURE_READ, MIB, 8, 3e9);
+    measured(s, NVME_POINT, MEASURE_WRITE, MIB, 8, 2e9);
+    wrote(s, 3, 0.4e9, 0.4e9);
+    wrote(s, 20, 1.9e9, 1.9e9); /* sustained above the burst */
+    v = concluded(s);
+    CHECK(!says(v, "cache is full") && !says(v, "no cache filled") && !says(v, "burst,"));
+    s = story();
+    measured(s, NVME_POINT, MEASURE_READ, MIB, 8, 3e9);
+    measured(s, NVME_POINT, MEASURE_WRITE, MIB, 8, 2e9);
+    wrote(s, 10, 2e9, 2e9);
+    wrote(s, 20, 0.5e9, 0.5e9);
+    v = concluded(s);
+    CHECK(says(v, "fall to 25 % when the drive's cache is full"));
+    CHECK(strstr(v->what, "2.00 written at 1 MiB x 8 in a burst, 0.50 sustained"));
+}
+
+/* One slow sample moves the range, not the seconds. */
+TEST(verdict_seconds_are_of_many_samples)
+{
+    struct story *s = story();
+    measured(s, NVME_POINT, MEASURE_READ, MIB, 8, 3e9);
+    measured(s, NVME_POINT, MEASURE_WRITE, MIB, 8, 2e9);
+    struct nvme_result *o = measured(s, NVME_POINT, MEASURE_OPTIMIZER, 5 * MIB, 8, 2.5e9);
+    const struct nvme_verdict *v = concluded(s);
+    CHECK(v->samples == 1);
+    double usual = v->model[2].seconds;
+    for (uint32_t i = 0; i < 2; i++) {
+        s->r[i].n_runs = 3;
+        s->r[i].ours[1] = s->r[i].ours[2] = s->r[i].ours[0];
+    }
+    o->n_runs = 3;
+    o->ours[1] = 2.5e9;
+    o->ours[2] = 0.5e9;
+    v = concluded(s);
+    CHECK(v->samples == 3 && v->model[2].seconds == usual && v->model[2].seconds_low == usual);
+    double slow = usual - 8e9 * 26 / 2.5e9 + 8e9 * 26 / 0.5e9;
+    CHECK(fabs(v->model[2].seconds_high / slow - 1) < 1e-9);
+    CHECK(says(v, "differ by up to 80 %"));
+    s->r[0].ours[0] = 1e9; /* the sweep's and the last run's samples of the same place count too */
+    s->r[0].n_runs = 1;
+    measured(s, NVME_SWEEP, MEASURE_READ, MIB, 8, 3e9);
+    measured(s, NVME_AGAIN, MEASURE_READ, MIB, 8, 3e9);
+    measured(s, NVME_SWEEP, MEASURE_READ, MIB, 4, 9e9);
+    CHECK(concluded(s)->model[2].seconds == usual);
+}
+
+TEST(verdict_warns_of_a_drift)
+{
+    struct story *s = story();
+    measured(s, NVME_POINT, MEASURE_READ, MIB, 8, 3e9);
+    struct nvme_result *again = measured(s, NVME_AGAIN, MEASURE_READ, MIB, 8, 2.8e9);
+    CHECK(!says(concluded(s), "end of the run"));
+    again->bytes_per_s = again->ours[0] = 1.5e9;
+    CHECK(says(concluded(s), "(read), measured again at the end of the run, went at 50 %"));
+    again->bytes_per_s = again->ours[0] = 6e9;
+    CHECK(says(concluded(s), "went at 200 %"));
+}
+
+TEST(verdict_ben_08_a_long_series_that_decays)
+{
+    struct story *s = story();
+    measured(s, NVME_POINT, MEASURE_WRITE, MIB, 8, 2e9);
+    s->unit.workers = (struct nvme_workers){ 7, 32 };
+    wrote(s, 100, 2e9, 1.85e9);
+    CHECK(!says(concluded(s), "decays"));
+    s = story();
+    measured(s, NVME_POINT, MEASURE_READ, MIB, 8, 2e9);
+    wrote(s, 100, 2e9, 1.5e9);
+    s->unit.steady_mode = MEASURE_READ;
+    s->unit.workers = (struct nvme_workers){ 7, 32 };
+    const struct nvme_verdict *v = concluded(s);
+    CHECK(says(v, "decays") && says(v, "32 workers") && !says(v, "cache"));
+    CHECK(s->b.evidence.sustained == 0); /* reads say nothing of writes */
 }
 
 /* --- fio -------------------------------------------------------------------------------------- */

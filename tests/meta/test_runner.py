@@ -23,7 +23,7 @@ def kinds(output, code=0, timed_out=False):
 def test_lines_are_counted():
     tests, plan = run_tests.parse_tap("# why\nnot ok 1 - a\nok 2 - b # SKIP no disk\nok 3 - c\n1..3\n")
     assert plan == 3
-    assert tests == [("a", "failed", ["# why"]), ("b", "skipped", []), ("c", "passed", [])]
+    assert tests == [("a", "failed", ["# why"]), ("b", "skipped", ["no disk"]), ("c", "passed", [])]
     assert run_tests.parse_tap("TAP version 13\n1..1\nok\n")[0][0][1] == "passed"
     assert run_tests.parse_tap("okay, nothing\nnot okay\n")[0] == []
 
@@ -55,10 +55,23 @@ def summary(results):
 def test_summary_and_exit_code():
     def one(kind):
         return {"label": "gcc", "program": "p", "took_s": 0, "tests": [{"name": "t", "kind": kind, "lines": ["# above"]}]}
-    assert summary([one("passed"), one("skipped")]) == (0, ["1 passed, 0 failed, 1 skipped"])
+    assert summary([one("passed")]) == (0, ["1 passed, 0 failed, 0 skipped"])
     code, lines = summary([one("passed"), one("failed")])
     assert code == 1 and lines == ["# above", "FAILED: gcc p: t", "1 passed, 1 failed, 0 skipped"]
     assert summary([])[0] == 1, "no test at all is no success"
+
+
+def test_reasons_of_skips():
+    """One line a reason, with how often, before the last line; whatever the way in which a program says it."""
+    def program(name, output, code=0, protocol="tap"):
+        tests = run_tests.judge(name, output, code, 30, False, protocol)
+        return {"label": "gcc", "program": name, "took_s": 0, "tests": [{"name": n, "kind": k, "lines": x} for n, k, x in tests]}
+    results = [program("a", "# above\nok 1 - x # SKIP no fio\nok 2 - y # skip: no fio\nok 3 - z # SKIP\n1..3\n"),
+               program("b", "1..0 # SKIP no network\n"), program("c", "# looking\nneeds root\n", 77),
+               program("d", "needs root\n", 77, "exitcode"), program("e", "1..0\n"), program("f", "ok 1 - a # TODO later\n1..1\n")]
+    assert summary(results) == (1, ["skipped   2: needs root", "skipped   2: no fio", "skipped   1: later", "skipped   1: no network",
+                                    "skipped   1: no reason given (a)", "skipped   1: no reason given (e)",
+                                    "0 passed, 0 failed, 8 skipped"]), summary(results)
 
 
 def test_programs_are_run():

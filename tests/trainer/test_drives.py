@@ -63,6 +63,16 @@ def test_wear_and_busiest_at_the_end(p):
     assert "busiest    compute" in out and "TB a day" not in out, out
 
 
+def test_start_and_end_agree_on_what_a_step_writes(p):
+    """The last update is written after the last step's line; the end counts it, whatever moved between the steps.  It counts whole
+    blocks of the drive, which matters for chunks as small as these."""
+    for name, more in (("agree", []), ("agree_saved", ["--checkpoint-every", "2", "--update", "serial"])):
+        out, _ = p.train(name, "--steps", "3", "--nvme", folders(p, name + "-nvme"), *SWAP, *more)
+        said = re.search(r"a step reads .* and writes ([0-9.]+) KiB \(", out).group(1)
+        measured = re.search(r"^writes     ([0-9.]+) KiB to .* per step, at this speed", out, re.M).group(1)
+        assert 1 <= float(measured) / float(said) < 1.25, (name, said, measured)
+
+
 def test_log_has_busy_time_and_latency(p):
     p.train("figures", "--steps", "3", "--nvme", folders(p, "fa"), "--log", p.at("f.jsonl"), *SWAP)
     for line in log(p.at("f.jsonl")):

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """The command on storage that misbehaves, for real: stale swap files, two runs on one folder, io_uring denied, little locked memory,
 few descriptors, tmpfs, a disk that fills beside the run.  Each ends in the weights of a run without drives, or in one sentence.
-Cases NVM-02, NVM-04, NVM-05, NVM-22, NVM-26, NVM-29; the same through the engine: tests/engine/test_real.c."""
+Cases NVM-02, NVM-04, NVM-05, NVM-17, NVM-22, NVM-26, NVM-29; the same through the engine: tests/engine/test_real.c."""
 
 import ctypes
 import os
 import resource
+import shutil
 import signal
 import struct
 import subprocess
@@ -45,6 +46,11 @@ def limited(p, out, nvme, before, *more, **options):
     done = subprocess.run(arguments(p, out, nvme, *more, **options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=120,
                           preexec_fn=before)
     return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+def sanitized():
+    data = read(STOKER)
+    return b"__asan_init" in data or b"__tsan_init" in data
 
 
 def storage_line(out):
@@ -150,6 +156,50 @@ def test_few_descriptors_and_small_files_are_sentences(p):
     code, _, err = limited(p, "fsize", nvme, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, 64 << 10)))
     assert code == 1 and len(err.strip().splitlines()) == 1 and "File too large" in err and "ulimit -f" in err, err
     assert os.listdir(nvme) == []
+
+
+SHORT = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+static _Atomic unsigned n;
+/* of transfers to the store's files every fifth moves one page less, every seventh nothing */
+#define TRANSFER(name, type)                                                                  \\
+    ssize_t name(int fd, type p, size_t bytes, off_t at)                                      \\
+    {                                                                                         \\
+        ssize_t (*real)(int, type, size_t, off_t) =                                           \\
+            (ssize_t (*)(int, type, size_t, off_t))dlsym(RTLD_NEXT, #name);                   \\
+        unsigned k = bytes > 8192 && (fcntl(fd, F_GETFL) & O_DIRECT) ? ++n : 1;               \\
+        if (k % 7 == 0) { errno = EAGAIN; return -1; }                                        \\
+        if (k % 5 == 0) bytes -= 4096;                                                        \\
+        return real(fd, p, bytes, at);                                                        \\
+    }
+TRANSFER(pread, void *) TRANSFER(pwrite, const void *) TRANSFER(pread64, void *) TRANSFER(pwrite64, const void *)
+"""
+
+
+def test_nvm_17_short_transfers_are_continued_and_counted(p):
+    """pread and pwrite that move less than asked for, or answer EAGAIN: the same weights, and the report says how many."""
+    cc = shutil.which("cc") or shutil.which("gcc")
+    if not cc or sanitized():
+        skip("no compiler for the library that cuts transfers short, or a sanitizer that must be first")
+    with open(p.at("short.c"), "w") as source:
+        source.write(SHORT)
+    subprocess.run([cc, "-shared", "-fPIC", "-o", p.at("short.so"), p.at("short.c"), "-ldl"], check=True)
+    nvme = folder(p, "swap17")
+    env = dict(os.environ, LD_PRELOAD=p.at("short.so"))
+    done = subprocess.run(arguments(p, "short", nvme, "--storage", "posix", "--log", p.at("short.jsonl")), env=env, timeout=120,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out = done.stdout.decode()
+    assert done.returncode == 0, (done.stderr.decode(), out[-1000:])
+    assert weights(p, "short") == reference(p)
+    last = log(p.at("short.jsonl"))[-1]
+    if not last["nvme_short"]:
+        skip("the folder's file system is not opened with O_DIRECT")
+    assert last["nvme_retries"] >= last["nvme_short"] > 0, last
+    assert "cut short by the kernel" in out, out[-1000:]
 
 
 def test_nvm_22_tmpfs_is_one_line_and_the_same_weights(p):
