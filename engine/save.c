@@ -127,6 +127,8 @@ static void job_run(void *engine)
     double rate = disk && disk->write_bytes_per_s > 0 ? disk->write_bytes_per_s : SIM_BYTES_PER_S;
     j->status = STK_OK;
     stk_error_clear(&j->error);
+    /* the lane's only thread, for good: what computes the step has the processors first */
+    if (j->kind == JOB_OPEN && exec_kind_of(e->ex) == EXEC_THREADS) sys_thread_background(19);
     job_files(e);
     if (j->kind == JOB_CHUNK)
         exec_lane_busy(e->save.lane, (uint64_t)(12e9 * (double)j->view.n / rate));
