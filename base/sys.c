@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 struct fault {
@@ -218,4 +219,10 @@ int sys_thread_start(pthread_t *out, void *(*fn)(void *), void *arg)
     rc = pthread_create(out, NULL, fn, arg);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return rc;
+}
+
+void sys_thread_background(int nice)
+{
+    /* Linux: of one thread. Lowering needs no right; that it cannot be is no reason to stop. */
+    (void)setpriority(PRIO_PROCESS, (id_t)gettid(), nice);
 }

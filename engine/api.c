@@ -3,6 +3,7 @@
  * Owns the engine object and the order in which its parts are opened and closed. Must not know
  * plans or chunks. */
 #include "engine/durable.h"
+#include "engine/save.h"
 #include "base/sys.h"
 #include <stdarg.h>
 #include <stdlib.h>
@@ -255,6 +256,7 @@ static void quiesce(stk_engine *e)
         e->cfg.stall_ns && e->cfg.stall_ns < CLOSE_WAIT_NS ? e->cfg.stall_ns : CLOSE_WAIT_NS;
     uint64_t deadline = e->ex ? exec_now_ns(e->ex) + patience : 0;
     durable_quiesce(e, deadline);
+    save_quiesce(e, deadline);
     if (e->store) store_drain(e->store, deadline, &ignored);
     if (e->io) io_drain(e->io, deadline, &ignored);
 }
@@ -288,7 +290,9 @@ void stk_close(stk_engine *e)
     io_stop(e->io); /* a transfer that did not end in time must not find the store gone */
     store_close(e->store);
     io_close(e->io);
+    if (e->save.lane) exec_lane_close(e->save.lane);
     if (e->lane) exec_lane_close(e->lane);
+    save_free(e);
     state_free(e);
     durable_free(e);
     own_free(e);

@@ -76,6 +76,17 @@ struct run_pool {
 
 struct eng_drive; /* engine/drives.c */
 
+/* A chunk's arrays, wherever they are (engine/state.c). */
+struct state_view {
+    uint32_t n;
+    bool frozen;
+    uint16_t *param;
+    int16_t *low;                   /* bf16 */
+    float *master;                  /* fp16: the same memory as low */
+    float *exp_avg, *exp_avg_sq;
+    uint16_t *grad;                 /* arrays of states that were not asked for are not valid */
+};
+
 struct eng_run {
     const struct plan *plan;
     uint32_t parts;
@@ -122,6 +133,43 @@ struct eng_durable {
     struct exec_task task;
     struct json_t *doc;             /* config.adopt: what the found step carries */
     uint64_t found_step;
+};
+
+/* engine/save.c: a checkpoint under way. The engine lane's from stk_save_begin to the end, but for
+ * what is atomic; what a job needs is the lane `save`'s while it has one. */
+struct save_job {
+    uint8_t kind;
+    uint32_t chunk;
+    struct state_view view;
+    stk_status status;
+    struct stk_error error;
+    struct exec_task run, after, done;
+};
+struct eng_save {
+    struct exec_lane *lane;
+    uint8_t *raw;                   /* one chunk read back from NVMe; NULL: nothing lies there */
+    uint8_t *state, *left;          /* of each chunk; left: nodes of its due update */
+    uint32_t *queue, head, tail;    /* chunks in the order in which they became ready */
+    uint32_t n_done, gated;         /* gated: the chunk that an update waits for; PLAN_NO */
+    uint32_t reads_left;
+    uint64_t n_gated;               /* times that an update had to wait */
+    uint64_t begin_ns, gated_ns, wait_ns, step_wait_ns;
+    bool active, busy, broken, quiet, complete;
+    struct store_op get[CHUNK_STATE_N];
+    struct save_job job;
+    struct ckpt_files *files;
+    struct json_t *doc;
+    char *dir, *partial;
+    uint32_t keep;
+    uint64_t step;
+    struct stk_error error;         /* valid once `failed` */
+    struct exec_task task, ask;
+    struct exec_event event;        /* set while none is under way */
+    _Atomic bool under_way, working, failed;
+    _Atomic uint64_t saved_step, saved_ns, saved_wait_ns;
+    /* tests */
+    uint64_t file_bytes_max;        /* 0: as usual */
+    bool no_gate;                   /* the canary: updates do not wait */
 };
 
 struct eng_counts { uint64_t nvme_read, nvme_write, copy_in, copy_out, param_fetch; };
@@ -213,6 +261,7 @@ struct stk_engine {
     struct own_order *own;          /* engine/own.c; NULL unless cfg.own_order */
     struct eng_durable durable;
     struct eng_trace trace;
+    struct eng_save save;
     struct state_io *sio;           /* engine/state.c: the staged chunk of fills, reads,
                                      * checkpoints */
 };

@@ -4,7 +4,7 @@
  * Runs on the engine lane; only moves pointers: checksums, copies and arithmetic happen on the
  * store's lanes, streams and the update team. Must not know why a node is in the plan. Every
  * completion checks its status: an error ends the run with a sentence (run_fail). */
-#include "engine/engine.h"
+#include "engine/save.h"
 #include "gpu/ops.h"
 #include <string.h>
 
@@ -258,6 +258,7 @@ static bool issue_update(stk_engine *e, uint32_t node)
 
 bool issue_node(stk_engine *e, uint32_t node)
 {
+    if (save_gates(e, node_of(e, node))) return false;
     switch ((enum plan_kind)node_of(e, node)->kind) {
     case PLAN_FETCH: return issue_store(e, node, false);
     case PLAN_WRITE_BACK: return issue_store(e, node, true);

@@ -122,7 +122,6 @@ static stk_status adopt_plan(stk_engine *e)
     STK_TRY(plan_build(&in, &e->plan_own, NULL, &e->err));
     STK_TRY(plan_check(&in, e->plan_own, &e->err));
     run_free(e);
-    memset(&e->run, 0, sizeof e->run);
     uint32_t n = e->plan_own->n_nodes > e->plan_train->n_nodes ? e->plan_own->n_nodes
                                                                : e->plan_train->n_nodes;
     STK_TRY(run_alloc(e, n));

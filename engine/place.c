@@ -9,6 +9,7 @@
  * recomputed, else offloaded. The first that fits with the least arenas is taken; then arenas grow
  * while the budgets allow. */
 #include "engine/durable.h"
+#include "engine/save.h"
 #include "base/sys.h"
 #include <string.h>
 
@@ -174,6 +175,7 @@ stk_status place_table(stk_engine *e, const struct eng_placement *pl, struct mem
         mem_note(m, MEM_HOST, "staging of loads and checkpoints", "", state_staging_bytes(e), err));
     if (e->cfg.trace_bytes)
         STK_TRY(mem_note(m, MEM_HOST, "trace of what happened", "", e->cfg.trace_bytes, err));
+    STK_TRY(mem_note(m, MEM_HOST, "checkpoints under way", "", save_bytes(e), err));
     if (e->cfg.own_order) {
         STK_TRY(mem_note(m, dev, "gradient accumulators (fp32)", "", own_bytes(e, true), err));
         STK_TRY(mem_note(m, dev, "blocks held on demand", "", own_bytes(e, false), err));

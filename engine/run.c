@@ -10,6 +10,7 @@
  * between two visits is met when the first is handed out (one stream runs them in order); every
  * other edge at completion. */
 #include "engine/durable.h"
+#include "engine/save.h"
 #include "base/sys.h"
 #include <string.h>
 
@@ -50,6 +51,7 @@ stk_status run_alloc(stk_engine *e, uint32_t n_nodes_max)
         r->heap[k] = sys_calloc(n_nodes_max, sizeof *r->heap[k]);
         ok = ok && r->heap[k];
         struct run_pool *pool = &r->pool[k];
+        memset(pool, 0, sizeof *pool);
         pool->limit = RUN_OPS_PER_RESOURCE;
         for (uint32_t i = 0; i < RUN_OPS_PER_RESOURCE; i++) {
             pool->op[i].e = e;
@@ -139,6 +141,7 @@ void run_complete(stk_engine *e, uint32_t node)
     trace_node_end(e, node);
     atomic_fetch_add_explicit(&e->progress, 1, memory_order_relaxed);
     meet_successors(e, node, false);
+    save_node_done(e, n);
     r->nodes_left--;
     if (n->part == PLAN_RUN_UPDATE && --r->update_left == 0) {
         durable_begin(e); /* the state is that of one step until the next update */
@@ -282,6 +285,7 @@ static void run_begin(void *engine)
 {
     stk_engine *e = engine;
     struct eng_run *r = &e->run;
+    save_run_begin(e);
     if (r->nodes_left == 0) {
         r->active = false;
         exec_event_set(&e->run_event);
@@ -324,7 +328,10 @@ static void find_wait(const stk_engine *e, char *buf, size_t size)
                  plan_kind_name(n->kind), (int)n->block, (int)n->chunk);
         return;
     }
-    snprintf(buf, size, "nothing is in flight and nothing can start");
+    if (e->save.gated != PLAN_NO)
+        snprintf(buf, size, "an update waits for chunk %u to be in the checkpoint", e->save.gated);
+    else
+        snprintf(buf, size, "nothing is in flight and nothing can start");
 }
 
 static void describe_on_lane(void *engine)

@@ -4,6 +4,7 @@
  * Application's thread, once. Order matters: whatever can refuse does so before anything large is
  * reserved and before anything is written (design, promise 1). Must not know how nodes run. */
 #include "engine/durable.h"
+#include "engine/save.h"
 #include "base/sys.h"
 #include "nvme/io_sim.h"
 #include <errno.h>
@@ -344,6 +345,7 @@ static stk_status seal_machine(stk_engine *e)
     STK_TRY(run_alloc(e, n));
     STK_TRY(trace_alloc(e, n));
     STK_TRY(state_alloc(e));
+    STK_TRY(save_alloc(e));
     STK_TRY(own_alloc(e));
     for (uint32_t i = 0; i < e->layout->n_tensors; i++)
         e->layout->tensors[i].touched = !e->cfg.own_order;

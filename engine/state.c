@@ -4,7 +4,8 @@
  * Application's thread, while no run is active (INV-4 allows it then: the engine lane is idle).
  * Owns the staging memory. Checkpoints (checkpoint.c) stream through it too. At most one chunk is
  * staged; it is written home when another is wanted or a step begins. */
-#include "engine/state.h"
+#include "engine/ckpt_files.h"
+#include "engine/save.h"
 #include "base/sys.h"
 #include <string.h>
 
@@ -15,7 +16,7 @@ static uint64_t work_room(const stk_engine *e) { return round_page(4ull * e->cfg
 
 uint64_t state_staging_bytes(const stk_engine *e)
 {
-    return 2 * param_room(e) + opt_room(e) + 3 * work_room(e);
+    return 2 * param_room(e) + opt_room(e) + work_room(e) + ckpt_scratch_bytes(e);
 }
 
 stk_status state_alloc(stk_engine *e)
@@ -29,9 +30,8 @@ stk_status state_alloc(stk_engine *e)
     s->param = at;
     s->grad = at + param_room(e);
     s->opt = at + 2 * param_room(e);
-    s->work[0] = (float *)(void *)(s->opt + opt_room(e));
-    s->work[1] = (float *)(void *)(s->opt + opt_room(e) + work_room(e));
-    s->work[2] = (float *)(void *)(s->opt + opt_room(e) + 2 * work_room(e));
+    s->work = (float *)(void *)(s->opt + opt_room(e));
+    s->scratch = s->opt + opt_room(e) + work_room(e);
     s->chunk = PLAN_NO;
     exec_event_init(e->ex, &s->event);
     return STK_OK;
@@ -315,6 +315,7 @@ stk_status stk_tensor_write(stk_engine *e, uint32_t tensor, uint64_t first, uint
 {
     stk_error_clear(&e->err);
     STK_TRY(check_range(e, "stk_tensor_write", tensor, first, n));
+    STK_TRY(save_settle(e)); /* its state is about to change */
     if (e->pending) STK_TRY(stk_flush(e));
     const struct stk_tensor *t = tensor_of(e, tensor);
     for (uint64_t done = 0; done < n;) {
@@ -326,7 +327,7 @@ stk_status stk_tensor_write(stk_engine *e, uint32_t tensor, uint64_t first, uint
         uint32_t at = (uint32_t)(elem - c->first_elem);
         uint64_t left = n - done, room = c->n_elems - at;
         uint32_t k = (uint32_t)(left < room ? left : room);
-        state_master_set(e, &v, at, k, to_f32(data, dtype, done, k, e->sio->work[0]));
+        state_master_set(e, &v, at, k, to_f32(data, dtype, done, k, e->sio->work));
         if (!c->frozen) {
             memset(v.exp_avg + at, 0, 4ull * k);
             memset(v.exp_avg_sq + at, 0, 4ull * k);

@@ -7,7 +7,8 @@
 
 struct state_io {
     uint8_t *param, *opt, *grad;    /* staging of one chunk's states */
-    float *work[3];                 /* chunk_elems floats each */
+    float *work;                    /* chunk_elems floats */
+    uint8_t *scratch;               /* of ckpt_files.c; a checkpoint under way has it */
     uint32_t chunk;                 /* what is staged; PLAN_NO: nothing */
     uint32_t loaded;                /* its states that are at hand: STATE_ bits */
     bool dirty, filled;
@@ -18,23 +19,12 @@ struct state_io {
     struct exec_event event;
 };
 
-/* A chunk's arrays, wherever they are. Valid until the next state_ call. */
-struct state_view {
-    uint32_t n;
-    bool frozen;
-    uint16_t *param;
-    int16_t *low;                   /* bf16 */
-    float *master;                  /* fp16: the same memory as low */
-    float *exp_avg, *exp_avg_sq;
-    uint16_t *grad;                 /* arrays of states that were not asked for are not valid */
-};
-
 enum {
     STATE_PARAM = 1u << CHUNK_PARAM,
     STATE_OPT = 1u << CHUNK_OPT,
     STATE_GRAD = 1u << CHUNK_GRAD
 };
-/* [waits] Brings the states of `want` of a chunk into reach. */
+/* [waits] Brings the states of `want` of a chunk into reach: *v is valid until the next state_ call. */
 stk_status state_stage(stk_engine *e, uint32_t chunk, uint32_t want, struct state_view *v);
 stk_status state_stage_fresh(stk_engine *e, uint32_t chunk, struct state_view *v);
 /* [waits] Reads a chunk's 16-bit parameter (NVMe home) into `buf` (room rounded up to 4096). */

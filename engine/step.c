@@ -4,6 +4,7 @@
  * Application's thread. Hands the plan to run.c and waits for its events. Owns the accounting of a
  * step (what was waited for, by cause). Must not touch chunks while a run is active (INV-4). */
 #include "engine/durable.h"
+#include "engine/save.h"
 #include <math.h>
 #include <string.h>
 
@@ -12,6 +13,7 @@ static void reset_accounting(stk_engine *e)
     memset(&e->counts, 0, sizeof e->counts);
     memset(&e->exposed, 0, sizeof e->exposed);
     nvme_stats_reset(e);
+    save_stats_reset(e);
     e->step_begin_ns = exec_now_ns(e->ex);
     e->compute_begin_ns = dev_stream_busy_ns(e->compute);
 }
@@ -205,6 +207,7 @@ static void fill_stats(stk_engine *e, double scale_used, bool applied, stk_step_
     s->param_fetch_bytes = e->counts.param_fetch;
     nvme_stats_fill(e, s);
     s->durable_step = atomic_load(&e->durable.newest_step);
+    save_stats_fill(e, s);
 }
 
 stk_status step_finish(stk_engine *e, stk_step_stats *stats)
@@ -228,7 +231,8 @@ stk_status step_finish(stk_engine *e, stk_step_stats *stats)
             "%u steps in a row had a non-finite gradient and were skipped; the state is unchanged: "
             "lower the learning rate, look at the data, or use bf16",
             (unsigned)e->skipped_row);
-    return durable_report(e);
+    STK_TRY(durable_report(e));
+    return save_report(e);
 }
 
 stk_status stk_step_end(stk_engine *e, stk_step_stats *stats)

@@ -323,6 +323,10 @@ typedef struct stk_step_stats {
                                    * were continued */
     uint64_t nvme_retries;        /* since stk_seal: parts of transfers given again, those and what
                                    * the kernel had no room for (EAGAIN) */
+    /* stk_save_begin */
+    bool saving;                  /* a checkpoint is under way */
+    uint64_t save_wait_ns;        /* in this step updates waited so long for it: what it held up */
+    uint64_t saved_step;          /* newest one that is complete; 0: none */
 } stk_step_stats;
 
 stk_status stk_step_begin(stk_engine *e, const stk_step *s);
@@ -357,6 +361,25 @@ stk_status stk_grad_add(stk_engine *e, uint32_t tensor, uint64_t first, uint64_t
  * (STK_ERR_NOSPACE, _IO). `client_json`: an object kept in the manifest (may be NULL). `keep`:
  * newest so many are kept, 0: all. */
 stk_status stk_save(stk_engine *e, const char *dir, const char *client_json, uint32_t keep);
+/* The same checkpoint, to the byte, while the steps go on. Takes the counters now and returns; each
+ * chunk is written after its due update and before its next one, from where it lies (state on NVMe is
+ * read back). An update that comes to a chunk not written yet waits for it, which then goes first:
+ * nothing is copied, so a checkpoint that takes longer than a step holds up the next ones by what it
+ * is longer. Everything between steps may be called meanwhile: evaluation, stk_flush and
+ * stk_tensor_read see the newest state, stk_tensor_write, stk_save and a second stk_save_begin wait
+ * for the end. STK_ERR_CONFIG, _IO, _NOSPACE: refused, nothing was begun. A failure after that (disk
+ * full ...) is reported once, as STK_ERR_IO or _NOSPACE, by the next stk_step_end (which has filled
+ * its stats: stats->step is not 0), stk_save_begin (whose own request is then not taken: call it
+ * again) or stk_save_wait; the engine is between steps, the run may go on, the checkpoint before
+ * stays. stk_close gives an unfinished one up and removes its folder; what a kill leaves of it, the
+ * next checkpoint in `dir` removes. */
+stk_status stk_save_begin(stk_engine *e, const char *dir, const char *client_json, uint32_t keep);
+/* [waits] Until none is under way; runs the pending update if that is what it waits for. Also after
+ * a step that failed: if that step's state is whole, the checkpoint is completed. */
+stk_status stk_save_wait(stk_engine *e);
+/* The newest one that stk_save_begin began and that is complete: its step, the time from the call to
+ * the end, and how long updates waited for it. False: none. */
+bool stk_saved(const stk_engine *e, uint64_t *step, uint64_t *took_ns, uint64_t *waited_ns);
 /* Bytes one checkpoint takes. */
 uint64_t stk_save_bytes(const stk_engine *e);
 /* [waits] After seal, instead of filling. `path`: one checkpoint folder. Tensor names, sizes, dtype

@@ -9,11 +9,14 @@
 
 struct crc32_tables {
     uint32_t t[8][256];
+    uint64_t fold[4]; /* crc32_x86.c; 0: this processor cannot */
 };
 
 void crc32_prepare(struct crc32_tables *tables);
 /* `crc` is 0 at first, then the value returned before. crc32 of "123456789" is 0xcbf43926. */
 uint32_t crc32_extend(const struct crc32_tables *tables, uint32_t crc, const void *buf,
                       size_t size_bytes);
+/* Of a text `a` followed by a text `b` of b_bytes, from the checksums of both. */
+uint32_t crc32_join(uint32_t a, uint32_t b, uint64_t b_bytes);
 
 #endif

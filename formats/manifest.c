@@ -208,6 +208,13 @@ void manifest_abandon(const char *partial_path)
     if (partial_path) (void)sys_remove_tree(partial_path);
 }
 
+/* Whoever wrote the file has summed it up and flushed it. */
+static bool is_known(json_t *files, const char *name, const struct stat *st)
+{
+    json_t *size = json_object_get(json_object_get(files, name), "size_bytes");
+    return json_is_integer(size) && json_integer_value(size) == (json_int_t)st->st_size;
+}
+
 static stk_status sum_folder(const struct crc32_tables *tables, const char *path, json_t *files,
                              struct stk_error *err)
 {
@@ -225,12 +232,14 @@ static stk_status sum_folder(const struct crc32_tables *tables, const char *path
             struct stat st;
             uint64_t size = 0;
             uint32_t crc = 0;
+            bool known = false;
             if (!file) status = files_no_memory(err, path);
             else if (lstat(file, &st) != 0 || !S_ISREG(st.st_mode))
                 status = stk_error_set(err, STK_ERR_STATE, 0,
                                        "%s: a checkpoint holds regular files only", file);
+            else if (is_known(files, name, &st)) known = true;
             else status = sum_file(tables, file, true, &size, &crc, err);
-            if (status == STK_OK &&
+            if (status == STK_OK && !known &&
                 json_object_set_new(files, name,
                                     json_pack("{s:I, s:I}", "size_bytes", (json_int_t)size, "crc32",
                                               (json_int_t)crc)) != 0)
@@ -248,7 +257,9 @@ static stk_status sum_folder(const struct crc32_tables *tables, const char *path
 static stk_status write_manifest(const struct crc32_tables *tables, const char *partial,
                                  uint64_t step, json_t *doc, struct stk_error *err)
 {
-    json_t *whole = json_is_object(doc) ? json_copy(doc) : json_object(), *files = json_object();
+    json_t *whole = json_is_object(doc) ? json_copy(doc) : json_object(),
+           *given = json_object_get(doc, "files"),
+           *files = json_is_object(given) ? json_copy(given) : json_object();
     if (!whole || !files) {
         json_decref(whole);
         json_decref(files);

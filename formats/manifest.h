@@ -22,7 +22,8 @@
  * `out_path` (sys_free) is where to write files. */
 stk_status manifest_begin(const char *dir, uint64_t step, char **out_path, struct stk_error *err);
 /* Writes manifest.json (doc plus "files": each file of the folder with size and crc32), fsyncs all,
- * renames to `<dir>/step-N`, fsyncs dir. An older folder of the same step is replaced. On error the
+ * but for what doc's own "files" describe with the size they have: whoever wrote them has summed and
+ * flushed them. Renames to `<dir>/step-N`, fsyncs dir. An older folder of the same step is replaced. On error the
  * partial folder is removed. */
 stk_status manifest_commit(const char *dir, uint64_t step, const char *partial_path, json_t *doc,
                            struct stk_error *err);

@@ -88,10 +88,21 @@ stk_status st_writer_declare(struct st_writer *w, const char *name, enum st_dtyp
                              struct stk_error *err);
 /* Total file size, known after the declarations. */
 uint64_t st_writer_bytes(const struct st_writer *w);
+/* Before begin. sums: the file's checksum is gathered from what is written (st_writer_sum). direct:
+ * the data are written past the page cache where the file system allows it, and begin at a multiple
+ * of 4096 (the header is padded); `bounce`: aligned to 4096, a multiple of it, borrowed until the
+ * end. */
+stk_status st_writer_sums(struct st_writer *w, struct stk_error *err);
+void st_writer_direct(struct st_writer *w, void *bounce, uint64_t bounce_bytes);
 /* creates, preallocates, writes the header */
 stk_status st_writer_begin(struct st_writer *w, struct stk_error *err);
 stk_status st_writer_write(struct st_writer *w, uint32_t index, uint64_t offset_bytes,
                            const void *buf, uint64_t size_bytes, struct stk_error *err);
+/* After begin: where the tensor's first byte is in the file. */
+uint64_t st_writer_offset(const struct st_writer *w, uint32_t index);
+/* Everything is written: size and CRC-32 (formats/crc32.h) that the file will have. False: no sums
+ * were asked for, something is missing, or a byte was written twice. */
+bool st_writer_sum(const struct st_writer *w, uint64_t *size_bytes, uint32_t *crc);
 /* checks coverage, fsync, rename, fsync of the folder; frees w on success and failure */
 stk_status st_writer_finish(struct st_writer *w, struct stk_error *err);
 /* removes the partial file, frees; NULL allowed */

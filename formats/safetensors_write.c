@@ -5,11 +5,13 @@
  * tensor is then aligned to its element, which readers that view a mapped file need. Indices stay
  * those of the declarations.
  * Written ranges are kept per tensor as sorted, merged intervals; writing in order keeps one. A
- * range may be written twice.
+ * range may be written twice. With sums, each interval has its CRC, joined when two meet.
  * Thread: one at a time per object; blocking. */
 #include "formats/safetensors_impl.h"
 
 #include "base/sys.h"
+#include "formats/crc32.h"
+#include "formats/direct.h"
 #include "formats/files.h"
 
 #include <errno.h>
@@ -22,12 +24,14 @@
 
 struct range {
     uint64_t begin, end;
+    uint32_t crc; /* with sums */
 };
 
 struct declared {
     struct st_tensor t; /* offset_bytes: relative to the data until begin, then absolute */
     struct range *written; /* sorted, disjoint, not touching */
     uint32_t n_written, room;
+    bool rewritten; /* some of it twice: the intervals' sums mean nothing */
 };
 
 struct st_writer {
@@ -38,6 +42,9 @@ struct st_writer {
     uint32_t n, room;
     uint64_t total_bytes; /* from begin on */
     int fd; /* -1 before begin */
+    struct direct direct;
+    struct crc32_tables *tables; /* NULL: no sums */
+    uint32_t header_crc;
 };
 
 /* --- header: emitted once to count and once to fill ------------------------------------------- */
@@ -136,7 +143,7 @@ static void emit_header(const struct st_writer *w, struct sink *s)
             separator = ",";
         }
     emit_text(s, "}");
-    while (s->n % 8) emit_text(s, " ");
+    while ((s->n + 8) % (w->direct.bounce ? DIRECT_ALIGN : 8)) emit_text(s, " ");
 }
 
 /* --- declarations ----------------------------------------------------------------------------- */
@@ -148,6 +155,8 @@ static void free_writer(struct st_writer *w)
         sys_free(w->v[i].written);
     }
     for (uint32_t i = 0; i < w->n_metadata; i++) sys_free(w->metadata[i]);
+    direct_close(&w->direct);
+    sys_free(w->tables);
     sys_free(w->metadata);
     sys_free(w->v);
     sys_free(w->path);
@@ -177,7 +186,7 @@ stk_status st_writer_new(const char *path, const char *const *metadata, struct s
     *out = NULL;
     struct st_writer *w = sys_calloc(1, sizeof *w);
     if (!w) return files_no_memory(err, path);
-    w->fd = -1;
+    w->fd = w->direct.fd = -1;
     w->path = sys_strdup(path);
     w->partial = sys_format("%s.partial", path);
     stk_status status =
@@ -188,6 +197,22 @@ stk_status st_writer_new(const char *path, const char *const *metadata, struct s
     }
     *out = w;
     return STK_OK;
+}
+
+stk_status st_writer_sums(struct st_writer *w, struct stk_error *err)
+{
+    if (!w->tables) w->tables = sys_calloc(1, sizeof *w->tables);
+    if (!w->tables) return files_no_memory(err, w->path);
+    crc32_prepare(w->tables);
+    return STK_OK;
+}
+
+void st_writer_direct(struct st_writer *w, void *bounce, uint64_t bounce_bytes)
+{
+    STK_ASSERT(w->fd < 0 && (uintptr_t)bounce % DIRECT_ALIGN == 0);
+    STK_ASSERT(bounce_bytes > 0 && bounce_bytes % DIRECT_ALIGN == 0);
+    w->direct.bounce = bounce;
+    w->direct.bounce_bytes = bounce_bytes;
 }
 
 static bool valid_utf8(const char *text)
@@ -322,19 +347,27 @@ stk_status st_writer_begin(struct st_writer *w, struct stk_error *err)
         if (done < 0 || (uint64_t)done < 8 + length)
             status = write_failed(w, done < 0 ? errno : EIO, "write the header", err);
     }
+    if (status == STK_OK && w->direct.bounce)
+        direct_open(&w->direct, w->partial, w->direct.bounce, w->direct.bounce_bytes);
+    if (w->tables) w->header_crc = crc32_extend(w->tables, 0, header, 8 + length);
     sys_free(header);
     return status;
 }
 
 /* Adds [begin, end) to the sorted intervals of d, merging what touches. */
-static bool mark_written(struct declared *d, uint64_t begin, uint64_t end)
+static bool mark_written(struct declared *d, uint64_t begin, uint64_t end, uint32_t crc)
 {
+    struct range all = { begin, end, crc };
     uint32_t i = 0;
     while (i < d->n_written && d->written[i].end < begin) i++;
     uint32_t j = i;
     for (; j < d->n_written && d->written[j].begin <= end; j++) {
-        if (d->written[j].begin < begin) begin = d->written[j].begin;
-        if (d->written[j].end > end) end = d->written[j].end;
+        const struct range *o = &d->written[j];
+        if (o->end == begin) all.crc = crc32_join(o->crc, all.crc, end - begin);
+        else if (o->begin == end) all.crc = crc32_join(all.crc, o->crc, o->end - o->begin);
+        else d->rewritten = true;
+        if (o->begin < all.begin) all.begin = o->begin;
+        if (o->end > all.end) all.end = o->end;
     }
     if (i == j && d->n_written == d->room) {
         uint32_t room = d->room ? 2 * d->room : 4;
@@ -345,8 +378,14 @@ static bool mark_written(struct declared *d, uint64_t begin, uint64_t end)
     }
     memmove(d->written + i + 1, d->written + j, (d->n_written - j) * sizeof *d->written);
     d->n_written = d->n_written + 1 - (j - i);
-    d->written[i] = (struct range){ begin, end };
+    d->written[i] = all;
     return true;
+}
+
+uint64_t st_writer_offset(const struct st_writer *w, uint32_t index)
+{
+    STK_ASSERT(index < w->n && w->fd >= 0);
+    return w->v[index].t.offset_bytes;
 }
 
 stk_status st_writer_write(struct st_writer *w, uint32_t index, uint64_t offset_bytes,
@@ -361,10 +400,12 @@ stk_status st_writer_write(struct st_writer *w, uint32_t index, uint64_t offset_
                              " leaves its %" PRIu64 " bytes",
                              w->path, d->t.name, size_bytes, offset_bytes, d->t.size_bytes);
     if (size_bytes == 0) return STK_OK;
-    int64_t done = sys_write_full(w->fd, buf, size_bytes, d->t.offset_bytes + offset_bytes);
+    uint32_t crc = w->tables ? crc32_extend(w->tables, 0, buf, size_bytes) : 0;
+    int64_t done =
+        direct_write(&w->direct, w->fd, buf, size_bytes, d->t.offset_bytes + offset_bytes);
     if (done < 0 || (uint64_t)done < size_bytes)
         return write_failed(w, done < 0 ? errno : EIO, "write", err);
-    if (!mark_written(d, offset_bytes, offset_bytes + size_bytes))
+    if (!mark_written(d, offset_bytes, offset_bytes + size_bytes, crc))
         return files_no_memory(err, w->path);
     return STK_OK;
 }
@@ -385,6 +426,22 @@ static stk_status check_covered(const struct st_writer *w, struct stk_error *err
                              w->path, d->t.name, hole, d->t.size_bytes);
     }
     return STK_OK;
+}
+
+bool st_writer_sum(const struct st_writer *w, uint64_t *size_bytes, uint32_t *crc)
+{
+    bool known = w->tables != NULL && w->fd >= 0;
+    *crc = w->header_crc;
+    *size_bytes = w->total_bytes;
+    for (uint32_t width = 8; width >= 1; width /= 2)
+        for (uint32_t i = 0; i < w->n && known; i++) {
+            const struct declared *d = &w->v[i];
+            if (st_dtype_bytes(d->t.dtype) != width || d->t.size_bytes == 0) continue;
+            known = !d->rewritten && d->n_written == 1 && d->written[0].begin == 0 &&
+                    d->written[0].end == d->t.size_bytes;
+            if (known) *crc = crc32_join(*crc, d->written[0].crc, d->t.size_bytes);
+        }
+    return known;
 }
 
 stk_status st_writer_finish(struct st_writer *w, struct stk_error *err)

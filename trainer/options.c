@@ -20,6 +20,7 @@ static const char *const accumulate_names[] = { "layer", "micro", NULL };
 static const char *const update_names[] = { "auto", "serial", "chase", NULL };
 static const char *const act_dtype_names[] = { "f32", "bf16", NULL };
 static const char *const matmul_names[] = { "auto", "f32", "bf16", NULL };
+static const char *const checkpoint_names[] = { "async", "sync", NULL };
 static const char *const storage_names[] = { "auto", "uring", "posix", "sim", NULL };
 static const char *const progress_names[] = { "auto", "lines", "none", NULL };
 
@@ -152,6 +153,9 @@ static const struct run_row {
     { T,
       { "checkpoint-every", OPT_U64, AT(checkpoint_every), .min = 1, .max = BIG, .arg = "N",
         .help = "steps" } },
+    { T,
+      { "checkpoint", OPT_CHOICE, AT(checkpoint_sync), "async", .choices = checkpoint_names,
+        .arg = "NAME", .help = "async: beside the next steps; sync: the run waits" } },
     { T,
       { "keep-checkpoints", OPT_U64, AT(keep_checkpoints), "2", 1, 1e6, .arg = "K",
         .help = "newest ones that stay" } },

@@ -28,7 +28,7 @@ struct run_opts {
     uint64_t device_memory, host_memory, nvme_buffer, threads, update_threads, prefetch, chunk;
     double lr, weight_decay, beta1, beta2, eps, clip, loss_scale;
     int schedule, dtype, optimizer, device, params, optimizer_state, grads, activations, accumulate,
-        update, act, matmul, storage, progress;
+        update, act, matmul, storage, progress, checkpoint_sync;
     struct opt_list freeze, nvme, nvme_weights;
     const char *measure_drives;
     bool resume, discard, save_final_state, dry_run, any_numerics, print_config;

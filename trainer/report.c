@@ -199,6 +199,9 @@ static json_t *json_step(const struct train *t, const struct report_step *s, jso
     json_object_set_new(j, "clip_factor", number(x->clip_factor));
     json_object_set_new(j, "loss_scale", number(x->loss_scale));
     json_object_set_new(j, "durable_step", whole(x->durable_step));
+    json_object_set_new(j, "saved_step", whole(x->saved_step));
+    json_object_set_new(j, "saving", json_boolean(x->saving));
+    json_object_set_new(j, "save_wait_s", number(seconds(x->save_wait_ns)));
     json_object_set_new(j, "bytes", json_bytes(x));
     json_object_set_new(j, "nvme_busy_s", number(seconds(x->nvme_busy_ns)));
     json_object_set_new(j, "nvme_drive_s", number(seconds(x->nvme_drive_ns)));
@@ -218,6 +221,7 @@ static stk_status write_log(struct report *r, const struct train *t, const struc
                             json_t *drives, struct stk_error *err)
 {
     json_t *j = json_step(t, s, drives);
+    json_object_set_new(j, "elapsed_s", number(seconds(now_ns() - r->begin_ns)));
     char *text = j ? json_dumps(j, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
     json_decref(j);
     if (!text) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a line of the log");

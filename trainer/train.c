@@ -57,7 +57,8 @@ static stk_status one_step(struct train *t, struct report_step *s, struct stk_er
     STK_TRY(run_visits(&t->r, err));
     memset(s, 0, sizeof *s);
     stk_status st = stk_step_end(e, &s->stats);
-    if (st == STK_ERR_IO && s->stats.step > 0) { /* the step is fine, a durable one failed */
+    /* the step is fine, a durable one or a checkpoint failed */
+    if ((st == STK_ERR_IO || st == STK_ERR_NOSPACE) && s->stats.step > 0) {
         t->step = s->stats.step;
         train_alarm(t, stk_error_text(e));
         st = STK_OK;
@@ -89,13 +90,15 @@ static stk_status maybe_evaluate(struct train *t, struct report_step *s, struct 
 static stk_status maybe_save(struct train *t, struct stk_error *err)
 {
     bool written, last = t->step == t->steps;
+    train_save_told(t);
     bool due = t->o.checkpoint_every && t->step % t->o.checkpoint_every == 0 && !last;
-    if (!due && !(last && t->o.save_final_state)) return STK_OK;
-    return train_save(t, &written, err);
+    if (due) return train_save_begin(t, err);
+    return last && t->o.save_final_state ? train_save(t, &written, err) : STK_OK;
 }
 
 static stk_status stop_early(struct train *t, struct stk_error *err)
 {
+    train_save_wait(t);
     bool written = t->saved_step == t->step;
     if (!written) STK_TRY(train_save(t, &written, err));
     if (!written)
@@ -114,6 +117,7 @@ static stk_status stop_early(struct train *t, struct stk_error *err)
  * stays the run's. */
 static void rescue(struct train *t, uint64_t first)
 {
+    train_save_wait(t); /* its step may be whole, whatever came after it */
     if (t->step == first || t->saved_step == t->step) return;
     if (train_rescue(t))
         printf("checkpoint %s/step-%08" PRIu64 ": the run ends with an error, but nothing is lost\n",
@@ -142,6 +146,7 @@ static stk_status run_steps(struct train *t, uint64_t first, struct stk_error *e
         printf("stopped before the first step: nothing was written\n");
         return STK_OK;
     }
+    train_save_wait(t);
     STK_TRY(train_export(t, err));
     train_durable_end(t);
     if (t->had_ckpt_dir) { /* a run before may have died while it wrote one */

@@ -50,7 +50,8 @@ struct train {
     bool resume_durable; /* it is one */
     struct train_left left;
     json_t *resume_client;
-    uint64_t saved_step; /* newest checkpoint of this run; 0: none */
+    uint64_t saved_step; /* newest complete checkpoint of this run; 0: none */
+    uint64_t told_step;  /* newest written beside the steps that was told of */
     struct report report;
 };
 
@@ -73,9 +74,16 @@ stk_status train_resume_check(const struct train *t,
 stk_status train_resume_load(struct train *t, struct stk_error *err); /* after run_seal */
 /* The client object of a checkpoint or a durable step, free(); NULL: no memory. */
 char *train_client_json(const struct train *t);
+/* train_save.c */
 /* Writes a checkpoint. A full or failing disk is an alarm and no error (CKP-37); *written says
  * which. */
 stk_status train_save(struct train *t, bool *written, struct stk_error *err);
+/* The same, or begins one beside the steps: as --checkpoint says. */
+stk_status train_save_begin(struct train *t, struct stk_error *err);
+/* Says it once when one is complete. */
+void train_save_told(struct train *t);
+/* [waits] For the one under way, if there is one. False: it failed (an alarm), or the engine has. */
+bool train_save_wait(struct train *t);
 /* After an error beside the training: a checkpoint of where the run is, without a word. False: not
  * possible. */
 bool train_rescue(struct train *t);

@@ -1,5 +1,5 @@
-/* trainer/train_state.c - what a training run leaves on disk and takes back: checkpoints,
- * gradients, the finished model.
+/* trainer/train_state.c - what a training run leaves on disk and takes back: what a checkpoint says of
+ * the run, gradients, the finished model.
  *
  * Owns: the client object of a checkpoint and what may lie in --out. Must not know: steps.
  * Application's thread; blocking. */
@@ -334,40 +334,6 @@ char *train_client_json(const struct train *t)
     char *text = j ? json_dumps(j, JSON_COMPACT) : NULL;
     json_decref(j);
     return text;
-}
-
-/* The engine's status; its sentence is stk_error_text. */
-static stk_status save_now(struct train *t)
-{
-    char *client = train_client_json(t);
-    if (!client) return STK_ERR_NOMEM;
-    pulse_phase(t->r.pulse, "writing a checkpoint", stk_save_bytes(t->r.e));
-    stk_status st = stk_save(t->r.e, t->ckpt_dir, client, (uint32_t)t->o.keep_checkpoints);
-    pulse_phase(t->r.pulse, NULL, 0);
-    free(client);
-    if (st == STK_OK) t->saved_step = t->step;
-    return st;
-}
-
-bool train_rescue(struct train *t) { return save_now(t) == STK_OK; }
-
-stk_status train_save(struct train *t, bool *written, struct stk_error *err)
-{
-    *written = false;
-    stk_status st = save_now(t);
-    if (st == STK_ERR_NOMEM && !stk_error_text(t->r.e)[0])
-        return stk_error_set(err, st, 0, "no memory for a checkpoint's description");
-    if (st == STK_ERR_NOSPACE ||
-        (st == STK_ERR_IO && strstr(stk_error_text(t->r.e), t->ckpt_dir))) {
-        fflush(stdout);
-        fprintf(stderr, "stoker: ALARM: no checkpoint of step %" PRIu64 ": %s; training goes on\n",
-                t->step, stk_error_text(t->r.e));
-        return STK_OK;
-    }
-    STK_TRY(run_engine(&t->r, st, err));
-    *written = true;
-    printf("checkpoint %s/step-%08" PRIu64 "\n", t->ckpt_dir, t->step);
-    return STK_OK;
 }
 
 /* --- gradients -------------------------------------------------------------------------------- */

@@ -1,7 +1,9 @@
 /* tests/engine/test_matrix.c - promise 2: placement never changes the numbers. Masters and moments
  * after 5 steps, bit for bit, over every value of every option: first a list in which each value of
  * each option appears beside the reference, then a seeded random sample of all combinations
- * (STK_SOAK=1: a hundred times as many). */
+ * (STK_SOAK=1: a hundred times as many). Where a combination asks for it, a checkpoint is written
+ * beside steps 3 to 5 and must have the bytes of the one that the reference wrote between them. */
+#include "tests/engine/save_world.h"
 #include "tests/engine/toy.h"
 #include "tests/test.h"
 #include "nvme/io_sim.h"
@@ -19,6 +21,7 @@ struct combo {
     stk_storage storage;
     bool simulate, tight;
     uint64_t nvme_buffer;
+    enum { SAVE_NONE, SAVE_BESIDE, SAVE_BETWEEN } save; /* a checkpoint of step 2 */
 };
 
 static const struct combo reference = { STK_TIER_HOST,
@@ -32,7 +35,10 @@ static const struct combo reference = { STK_TIER_HOST,
                                         STK_DEVICE_HOST,
                                         STK_STORAGE_AUTO,
                                         false,
-                                        false };
+                                        false,
+                                        0,
+                                        SAVE_BETWEEN };
+static char saved_between[256], saved_beside[256];
 
 struct world {
     uint32_t layers, micros;
@@ -60,6 +66,16 @@ static void apply(struct toy *t, const struct combo *c, const struct io_sim_cfg 
     if (c->storage == STK_STORAGE_SIM) t->cfg.sim_disk = sim;
 }
 
+/* A step, and after the second a checkpoint. */
+static stk_status step(struct toy *t, const struct combo *c, int i)
+{
+    STK_TRY(toy_step(t, 1e-3, NULL));
+    if (i != 1 || c->save == SAVE_NONE) return STK_OK;
+    if (c->save == SAVE_BETWEEN)
+        return stk_save(t->e, save_dir("between", saved_between), NULL, 0);
+    return stk_save_begin(t->e, save_dir("beside", saved_beside), NULL, 0);
+}
+
 /* Runs 5 steps, with an evaluation pass after the second, and hashes. False: refused or failed
  * (printed). */
 static bool run(const struct world *w, const struct combo *c, uint64_t *hash, uint64_t *device_used)
@@ -82,8 +98,9 @@ static bool run(const struct world *w, const struct combo *c, uint64_t *hash, ui
     if (c->tight && c->device != STK_DEVICE_HOST) t.cfg.device_memory = w->tight_device;
     stk_status st = toy_open(&t);
     if (st == STK_OK) st = toy_fill(&t);
-    for (int i = 0; st == STK_OK && i < 5; i++) st = toy_step(&t, 1e-3, NULL);
+    for (int i = 0; st == STK_OK && i < 5; i++) st = step(&t, c, i);
     if (st == STK_OK) st = toy_hash(&t, hash);
+    if (st == STK_OK) st = stk_save_wait(t.e);
     if (st != STK_OK) printf("# %s: %s\n", stk_status_name(st), t.e ? stk_error_text(t.e) : "?");
     const char *tier, *owner;
     uint64_t bytes;
@@ -92,15 +109,19 @@ static bool run(const struct world *w, const struct combo *c, uint64_t *hash, ui
         if (!strcmp(tier, "device")) *device_used += bytes;
     stk_close(t.e);
     io_sim_disk_free(disk);
+    if (st == STK_OK && c->save == SAVE_BESIDE && !save_same(saved_between, saved_beside, 2)) {
+        printf("# the checkpoint written beside the steps is another\n");
+        return false;
+    }
     return st == STK_OK;
 }
 
 static void describe(const struct combo *c)
 {
     printf("# params %d opt %d grads %d act %d update %d threads %u prefetch %u accumulate %d "
-           "device %d storage %d simulate %d tight %d buffer %" PRIu64 "\n",
+           "device %d storage %d simulate %d tight %d buffer %" PRIu64 " save %d\n",
            c->params, c->opt, c->grads, c->act, c->update, c->update_threads, c->prefetch,
-           c->accumulate, c->device, c->storage, c->simulate, c->tight, c->nvme_buffer);
+           c->accumulate, c->device, c->storage, c->simulate, c->tight, c->nvme_buffer, c->save);
 }
 
 static uint32_t combinations;
@@ -162,7 +183,11 @@ static void every_value(const struct world *w, uint64_t want)
         { 3, 3, 2, 3, 1, 1, 4, 1, 2, 3, 1, 0 }, { 3, 3, 3, 1, 2, 2, 2, 0, 1, 1, 1, 0 },
         { 3, 3, 3, 1, 2, 2, 2, 0, 0, 2, 1, 0 }, { 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0 },
     };
-    for (size_t i = 0; i < sizeof list / sizeof *list; i++) compare(w, &list[i], want);
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        struct combo c = list[i];
+        c.save = i % 2 ? SAVE_BESIDE : SAVE_NONE;
+        compare(w, &c, want);
+    }
 }
 
 static void random_sample(const struct world *w, uint64_t want, uint32_t n)
@@ -183,7 +208,8 @@ static void random_sample(const struct world *w, uint64_t want, uint32_t n)
                            .storage = (stk_storage)(1 + rng_below(&r, 3)),
                            .simulate = rng_below(&r, 3) == 0,
                            .tight = false,
-                           .nvme_buffer = buffer };
+                           .nvme_buffer = buffer,
+                           .save = rng_below(&r, 2) ? SAVE_BESIDE : SAVE_NONE };
         compare(w, &c, want);
     }
 }

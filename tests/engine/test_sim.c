@@ -5,7 +5,8 @@
  * order of everything, the faults (read and write errors, short transfers, flipped and rotten bits,
  * misdirected and lost writes, lost and late completions, reordering, full disk), and the variant:
  * device, prefetch, order of accumulation and update, one to four drives of their own speed and
- * weight, and whether every step is made durable. A failing seed prints a line that runs it alone:
+ * weight, whether every step is made durable, and whether a checkpoint is written beside steps 2 and
+ * 3, which then must be the reference's to the byte or fail by itself. A failing seed prints a line that runs it alone:
  *     STK_SEED=17 build/tests/engine/engine_test_sim one
  * The canary proves that the harness would notice: the medium is damaged where no checksum looks,
  * and the run must come out wrong. STK_SOAK=1: 20,000 seeds. */
@@ -13,6 +14,7 @@
 #include "nvme/io_sim.h"
 #include "nvme/store_impl.h"
 #include "tests/engine/durable_world.h"
+#include "tests/engine/save_world.h"
 
 struct result { stk_status status; uint64_t hash, trace; char text[640]; };
 
@@ -52,10 +54,34 @@ static void keep(struct result *r, stk_status st, const stk_engine *e)
 }
 
 /* What a seed varies beside faults and order: a seed that is larger by VARIANTS has the same. */
-enum { VARIANTS = 128 };
+enum { VARIANTS = 256 };
 
 static uint32_t seed_drives(uint64_t seed) { return 1 + (uint32_t)(seed / 16 % 4); }
 static bool seed_durable(uint64_t seed) { return seed / 64 % 2 == 1; }
+static bool seed_saves(uint64_t seed) { return seed / 128 % 2 == 1; }
+
+static uint32_t saves_failed, saves_gated, saves_wrong;
+static char save_want[256], save_got[256];
+
+/* After step 1. The run of seed 1 without faults is the reference. */
+static stk_status sim_save(struct toy *t, bool reference)
+{
+    if (t->step != 1) return STK_OK;
+    if (reference) return stk_save(t->e, save_dir("want", save_want), NULL, 0);
+    return stk_save_begin(t->e, save_dir("got", save_got), NULL, 0);
+}
+
+/* The checkpoint's own failure is none of the run's. */
+static stk_status sim_save_end(struct toy *t)
+{
+    uint64_t step, took, held;
+    stk_status st = stk_save_wait(t->e);
+    bool own = st != STK_OK && t->e->state == ENG_READY && strstr(stk_error_text(t->e), "checkpoint");
+    saves_failed += own;
+    saves_gated += t->e->save.n_gated > 0;
+    if (stk_saved(t->e, &step, &took, &held)) saves_wrong += !save_same(save_want, save_got, 1);
+    return own ? STK_OK : st;
+}
 
 static void seed_variant(stk_config *c, struct io_sim_cfg *sim, uint64_t seed)
 {
@@ -72,14 +98,21 @@ static void seed_variant(stk_config *c, struct io_sim_cfg *sim, uint64_t seed)
     if (seed_durable(seed)) durable_config(c, NULL, false);
 }
 
-/* Steps, each made durable where the variant says so. A commit that fails is an error of that
- * durable step, which names the place; the run goes on without it. */
+/* Steps, each made durable where the variant says so. A commit or a checkpoint that fails is an error
+ * of that durable step or checkpoint, which names the place; the run goes on without it. */
 static stk_status sim_steps(struct toy *t, bool durable, uint32_t *commits_failed)
 {
     stk_status st = STK_OK;
     for (int i = 0; st == STK_OK && i < SIM_STEPS; i++) {
         stk_step_stats s = { 0 };
         st = toy_step(t, 1e-3, &s);
+        if (st != STK_OK && t->e->state == ENG_READY && s.step > 0 &&
+            strstr(stk_error_text(t->e), "the checkpoint of step")) {
+            saves_failed++;
+            st = STK_OK;
+        }
+        if (st == STK_OK && (seed_saves(t->cfg.seed) || t->cfg.seed == 1))
+            st = sim_save(t, !seed_saves(t->cfg.seed));
         for (int tries = 0; durable && tries < 2; tries++) {
             if (st != STK_OK && t->e->state == ENG_READY && s.step > 0) {
                 *commits_failed += 1;
@@ -113,6 +146,7 @@ static struct result sim_run(uint64_t seed, const struct io_sim_faults *faults,
     if (st == STK_OK && checks_off) t.e->store->checksums = false;
     if (st == STK_OK) st = toy_fill(&t);
     if (st == STK_OK) st = sim_steps(&t, seed_durable(seed), &commits_failed);
+    if (st == STK_OK && seed_saves(seed)) st = sim_save_end(&t);
     if (st == STK_OK) st = toy_hash(&t, &r.hash);
     keep(&r, st, t.e);
     stk_close(t.e);
@@ -220,7 +254,7 @@ TEST(sim_a_thousand_seeds_with_storage_faults)
     uint32_t errors = 0, hit = 0, failed = 0, durable = 0, drives[5] = { 0 };
     struct result ref = sim_run(1, NULL, STK_DEVICE_HOST, NULL);
     REQUIRE(ref.status == STK_OK);
-    commits_failed = 0;
+    commits_failed = saves_failed = saves_gated = saves_wrong = 0;
     for (uint64_t k = 0; k < n && failed < 5; k++) {
         failed += !sim_one(test_seed() + k, ref.hash, &errors, &hit);
         durable += seed_durable(test_seed() + k);
@@ -233,7 +267,10 @@ TEST(sim_a_thousand_seeds_with_storage_faults)
     printf("# %u with durable steps (%u commits failed and were survived or named); drives: 1: %u, "
            "2: %u, 3: %u, 4: %u\n",
            durable, commits_failed, drives[1], drives[2], drives[3], drives[4]);
+    printf("# checkpoints beside the steps: %u failed by themselves, %u held an update, %u wrong\n",
+           saves_failed, saves_gated, saves_wrong);
     CHECK(failed == 0);
+    CHECK(saves_wrong == 0 && saves_gated > n / 20 && saves_failed > 0);
     CHECK(durable > n / 3 && durable < n * 2 / 3 && commits_failed > 0);
     for (int i = 1; i <= 4; i++) CHECK(drives[i] > n / 6);
     CHECK(errors > n / 5 && errors < n * 4 / 5);

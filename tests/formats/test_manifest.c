@@ -99,6 +99,38 @@ TEST(crc32_known_values)
     free(t);
 }
 
+/* Folding against the tables, for every length and start around its blocks; joined sums. */
+TEST(crc32_folded_and_joined)
+{
+    struct crc32_tables *t = malloc(sizeof *t), *plain = malloc(sizeof *t);
+    enum { N = 3000 };
+    static unsigned char bytes[N];
+    uint64_t x = test_seed() | 1;
+    for (int i = 0; i < N; i++) bytes[i] = (unsigned char)((x = x * 6364136223846793005u + 1) >> 56);
+    crc32_prepare(t);
+    crc32_prepare(plain);
+    memset(plain->fold, 0, sizeof plain->fold);
+    printf("# folding is %s\n", t->fold[0] ? "compared" : "not there");
+    for (size_t n = 0; n < 1200; n++) {
+        size_t at = n * 7 % 64;
+        uint32_t begin = n % 3 ? (uint32_t)(n * 2654435761u) : 0;
+        CHECK(crc32_extend(t, begin, bytes + at, n) == crc32_extend(plain, begin, bytes + at, n));
+    }
+    uint32_t whole = crc32_extend(plain, 0, bytes, N);
+    for (size_t cut = 0; cut <= N; cut += 37) {
+        uint32_t a = crc32_extend(t, 0, bytes, cut), b = crc32_extend(t, 0, bytes + cut, N - cut);
+        CHECK(crc32_join(a, b, N - cut) == whole);
+    }
+    /* lengths beyond 32 bits: zeros, in two ways */
+    uint32_t zeros = 0;
+    for (int i = 0; i < 33; i++) zeros = i ? crc32_join(zeros, zeros, 1ull << (i - 1))
+                                           : crc32_extend(t, 0, "", 1);
+    CHECK(crc32_join(crc32_join(whole, zeros, 1ull << 32), zeros, 1ull << 32) ==
+          crc32_join(whole, crc32_join(zeros, zeros, 1ull << 32), 1ull << 33));
+    free(t);
+    free(plain);
+}
+
 TEST(manifest_round_trip)
 {
     struct stk_error err = { 0 };

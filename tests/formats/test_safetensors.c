@@ -2,10 +2,15 @@
  * 22, 23, 25, 26, 28, 29, 37). */
 #include "tests/test.h"
 
+#include "base/rng.h"
+#include "base/sys.h"
+#include "formats/crc32.h"
+#include "formats/files.h"
 #include "formats/safetensors.h"
 #include "tests/formats/temp.h"
 
 #include <errno.h>
+#include <unistd.h>
 
 /* Opens and expects a refusal whose sentence holds `part`. */
 static bool refused(const char *path, stk_status code, const char *part)
@@ -398,6 +403,78 @@ TEST(safetensors_writer_refuses_an_unwritten_end)
         CHECK(st_writer_finish(w, &err) == (size == 16 ? STK_OK : STK_ERR_STATE));
         CHECK(temp_exists(path) == (size == 16));
     }
+}
+
+/* Pieces in any order, at any place in their page, from any address, past the page cache and
+ * through it: the same file, and the sum that was gathered is its own. */
+TEST(safetensors_writer_sums_and_direct)
+{
+    enum { N = 40000 };
+    struct stk_error err = { 0 };
+    uint8_t *data = aligned_alloc(4096, 4 * N + 12032), *bounce = aligned_alloc(4096, 8192);
+    struct crc32_tables *t = malloc(sizeof *t);
+    struct rng r;
+    rng_seed(&r, test_seed());
+    crc32_prepare(t);
+    for (int i = 0; i < 4 * N; i++) data[i] = (uint8_t)rng_below(&r, 256);
+    for (int round = 0; round < 12; round++) {
+        const char *path = temp_path("direct.safetensors");
+        struct st_writer *w;
+        uint64_t shape[2] = { N, (uint64_t)rng_below(&r, 3000) }, size, length;
+        uint32_t k[2], crc, shift = (uint32_t)rng_below(&r, 3) * 4;
+        unlink(path);
+        CHECK_OK(st_writer_new(path, NULL, &w, &err), &err);
+        CHECK_OK(st_writer_sums(w, &err), &err);
+        if (round % 3) st_writer_direct(w, bounce, 8192);
+        CHECK_OK(st_writer_declare(w, "a", ST_BF16, 1, &shape[1], &k[1], &err), &err);
+        CHECK_OK(st_writer_declare(w, "b", ST_F32, 1, &shape[0], &k[0], &err), &err);
+        CHECK_OK(st_writer_begin(w, &err), &err);
+        CHECK(round % 3 == 0 || st_writer_offset(w, k[0]) % 4096 == 0);
+        memmove(data + shift, data, 4 * N); /* another place in memory */
+        CHECK(!st_writer_sum(w, &size, &crc));
+        CHECK_OK(st_writer_write(w, k[1], 0, data + shift, 2 * shape[1], &err), &err);
+        uint32_t cut[4] = { 0, (uint32_t)rng_below(&r, N), 0, N };
+        cut[2] = cut[1] + (uint32_t)rng_below(&r, N - cut[1] + 1);
+        static const int order[3][3] = { { 0, 1, 2 }, { 2, 0, 1 }, { 1, 2, 0 } };
+        for (int i = 0; i < 3; i++) {
+            uint32_t p = (uint32_t)order[round % 3][i];
+            CHECK_OK(st_writer_write(w, k[0], 4ull * cut[p], data + shift + 4ull * cut[p],
+                                     4ull * (cut[p + 1] - cut[p]), &err), &err);
+        }
+        CHECK(st_writer_sum(w, &size, &crc));
+        CHECK_OK(st_writer_finish(w, &err), &err);
+        char *file = NULL;
+        CHECK_OK(files_read(path, 1 << 20, &file, &length, &err), &err);
+        CHECK(size == length && crc == crc32_extend(t, 0, file, length));
+        struct st_file *f;
+        uint8_t *back = malloc(4 * N);
+        CHECK_OK(st_open(path, &f, &err), &err);
+        CHECK_OK(st_read(f, st_find(f, "b"), 0, 4 * N, back, &err), &err);
+        CHECK(!memcmp(back, data + shift, 4 * N));
+        st_close(f);
+        free(back);
+        sys_free(file);
+    }
+    free(data);
+    free(bounce);
+    free(t);
+}
+
+TEST(safetensors_writer_sum_of_what_was_written_twice_is_not_known)
+{
+    struct stk_error err = { 0 };
+    struct st_writer *w;
+    uint32_t i, crc;
+    uint64_t size;
+    char data[16] = { 0 };
+    CHECK_OK(st_writer_new(temp_path("twice.safetensors"), NULL, &w, &err), &err);
+    CHECK_OK(st_writer_sums(w, &err), &err);
+    CHECK_OK(st_writer_declare(w, "x", ST_F32, 1, (uint64_t[]){ 4 }, &i, &err), &err);
+    CHECK_OK(st_writer_begin(w, &err), &err);
+    CHECK_OK(st_writer_write(w, i, 0, data, 12, &err), &err);
+    CHECK_OK(st_writer_write(w, i, 8, data, 8, &err), &err);
+    CHECK(!st_writer_sum(w, &size, &crc));
+    CHECK_OK(st_writer_finish(w, &err), &err);
 }
 
 TEST(safetensors_writer_refuses_names)
