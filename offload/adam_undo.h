@@ -5,13 +5,13 @@
  * parameter first (it needs the new moments), then exp_avg, then exp_avg_sq. (Divisions by constants
  * are fma(1 / beta - 1, x, x): as near as a division, and faster.) Rounding makes the result miss the
  * old value by a few units in the last place, so the step that records stores, for each element, the
- * distance between what the inverse gives and the old value on the ordering of the bit patterns that
- * is the numbers' own (a bijection: INT_MIN..INT_MAX; exactly representable, wraps): 4 bits for
- * exp_avg, 2 for exp_avg_sq, 2 for the parameter (its fp32 master). An element whose distances do not
- * fit goes with its old values to a side list of bounded size. Both directions run the same
- * operations, so the inverse at recording time and at undo time agree to the bit, in every variant.
- * Infinities, NaNs and zero divisors in the inverse are no special case: such elements land on the
- * side list, because the distance does not fit.
+ * distance between the old value and what the inverse gives: the difference of the bit patterns as
+ * 32-bit integers, which wraps, so that adding it is exact whatever the two are. 4 bits for exp_avg, 2
+ * for exp_avg_sq, 2 for the parameter (its fp32 master). An element whose distances do not fit goes
+ * with its old values to a side list of bounded size, and one whose inverse is a NaN. Both directions
+ * run the same operations, so the inverse at recording time and at undo time agree to the bit, in
+ * every variant. Infinities and zero divisors in the inverse are no special case: the distance does
+ * not fit.
  *
  * Works for any finite or non-finite input: after adam_undo the state is what it was before
  * adam_step_recorded, bit for bit, subnormal moments and masters, too, although every variant reads
