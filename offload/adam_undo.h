@@ -21,7 +21,14 @@
  * RECORD. One byte an element (`code`) and the side list. When the list would overflow, the span is
  * put back as it was and the call says so; the chunk then waits for the norm. A span has one record:
  * slices of a chunk that several threads take need one each (parts of one code array and of one
- * list). Variants make the same records and read each other's.
+ * list). Variants make the same records and read each other's. `code` and `param_out` that begin on a
+ * cache line are written past the caches (1 and 2 bytes an element of traffic less): cut spans at
+ * multiples of 64 elements. span->way.stream does not count here.
+ *
+ * How long a list: 1.0-1.1 % of the elements is the mean once moments are warm, 1.3 % the most seen, 2.5 %
+ * in rows touched in one step of a hundred, 1.3 % at step 10, 9 % at step 3, 23 % at step 2
+ * (tests/offload/test_adam_undo_share.c prints the table): n / 64 entries, 0.25 bytes an element,
+ * serve all but the first steps.
  *
  * Pure functions; any thread; nothing is allocated. Layouts ADAM_BF16_SPLIT and ADAM_FP16. beta1 or
  * beta2 of 0: not invertible, see adam_undo_possible. */
