@@ -38,7 +38,8 @@ static struct adam_span part_of(const struct adam_span *s, enum adam_layout layo
                                .low_or_master = (char *)s->low_or_master + at * other_bytes(layout),
                                .exp_avg = s->exp_avg + at,
                                .exp_avg_sq = s->exp_avg_sq + at,
-                               .grad = (const char *)s->grad + at * 2 };
+                               .grad = (const char *)s->grad + at * 2,
+                               .way = s->way };
 }
 
 /* The first n elements of the span. */

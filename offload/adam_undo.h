@@ -5,13 +5,13 @@
  * parameter first (it needs the new moments), then exp_avg, then exp_avg_sq. (Divisions by constants
  * are fma(1 / beta - 1, x, x): as near as a division, and faster.) Rounding makes the result miss the
  * old value by a few units in the last place, so the step that records stores, for each element, the
- * distance between what the inverse gives and the old value on the ordering of the bit patterns that
- * is the numbers' own (a bijection: INT_MIN..INT_MAX; exactly representable, wraps): 4 bits for
- * exp_avg, 2 for exp_avg_sq, 2 for the parameter (its fp32 master). An element whose distances do not
- * fit goes with its old values to a side list of bounded size. Both directions run the same
- * operations, so the inverse at recording time and at undo time agree to the bit, in every variant.
- * Infinities, NaNs and zero divisors in the inverse are no special case: such elements land on the
- * side list, because the distance does not fit.
+ * distance between the old value and what the inverse gives: the difference of the bit patterns as
+ * 32-bit integers, which wraps, so that adding it is exact whatever the two are. 4 bits for exp_avg, 2
+ * for exp_avg_sq, 2 for the parameter (its fp32 master). An element whose distances do not fit goes
+ * with its old values to a side list of bounded size, and one whose inverse is a NaN. Both directions
+ * run the same operations, so the inverse at recording time and at undo time agree to the bit, in
+ * every variant. Infinities and zero divisors in the inverse are no special case: the distance does
+ * not fit.
  *
  * Works for any finite or non-finite input: after adam_undo the state is what it was before
  * adam_step_recorded, bit for bit, subnormal moments and masters, too, although every variant reads
@@ -21,7 +21,14 @@
  * RECORD. One byte an element (`code`) and the side list. When the list would overflow, the span is
  * put back as it was and the call says so; the chunk then waits for the norm. A span has one record:
  * slices of a chunk that several threads take need one each (parts of one code array and of one
- * list). Variants make the same records and read each other's.
+ * list). Variants make the same records and read each other's. `code` and `param_out` that begin on a
+ * cache line are written past the caches (1 and 2 bytes an element of traffic less): cut spans at
+ * multiples of 64 elements. span->way.stream does not count here.
+ *
+ * How long a list: 1.0-1.1 % of the elements is the mean once moments are warm, 1.3 % the most seen, 2.5 %
+ * in rows touched in one step of a hundred, 1.3 % at step 10, 9 % at step 3, 23 % at step 2
+ * (tests/offload/test_adam_undo_share.c prints the table): n / 64 entries, 0.25 bytes an element,
+ * serve all but the first steps.
  *
  * Pure functions; any thread; nothing is allocated. Layouts ADAM_BF16_SPLIT and ADAM_FP16. beta1 or
  * beta2 of 0: not invertible, see adam_undo_possible. */

@@ -227,12 +227,12 @@ ADAM_INLINE uint64_t record_avx2(const struct adam_span *span, const struct adam
     struct adam_span s = *span; /* copies that no store can alias: their fields stay in registers */
     struct adam_record r = *record;
     struct adam_group group;
-    uint64_t i = 0;
+    uint64_t i = 0, ahead = adam_ahead(&s);
     while (i < s.n) {
         uint64_t n = s.n - i < ADAM_GROUP ? s.n - i : ADAM_GROUP, j = 0;
         if (n < ADAM_GROUP) memset(group.bad, 0, sizeof group.bad);
         for (; j + LANES <= n; j += LANES) {
-            if (j % ADAM_STRIDE == 0) adam_fetch(&s, i + j, layout);
+            if (j % ADAM_STRIDE == 0) adam_fetch_at(&s, i + j + ahead, layout);
             record_block(&s, &k, &inv, &group, i + j, j, layout, l2);
         }
         if (j < n) {
@@ -260,9 +260,9 @@ ADAM_INLINE void undo_avx2(const struct adam_span *span, const struct adam_coef 
     coef_load(&k, c);
     inverse_load(&inv, inverse);
     struct adam_span s = *span;
-    uint64_t i = 0;
+    uint64_t i = 0, ahead = adam_ahead(&s);
     for (; i + LANES <= s.n; i += LANES) {
-        if (i % ADAM_STRIDE == 0) adam_fetch(&s, i, layout);
+        if (i % ADAM_STRIDE == 0) adam_fetch_at(&s, i + ahead, layout);
         undo_block(&s, &k, &inv, code + i, i, layout, l2);
     }
     if (i < s.n) {
@@ -280,9 +280,9 @@ ADAM_INLINE void param_avx2(const struct adam_span *span, const struct adam_coef
     struct coef256 k;
     coef_load(&k, c);
     struct adam_span s = *span;
-    uint64_t i = 0;
+    uint64_t i = 0, ahead = adam_ahead(&s);
     for (; i + LANES <= s.n; i += LANES) {
-        if (i % ADAM_STRIDE == 0) adam_fetch(&s, i, layout);
+        if (i % ADAM_STRIDE == 0) adam_fetch_at(&s, i + ahead, layout);
         param_block(&s, s.param_out, &k, i, layout, l2);
     }
     if (i < s.n) {

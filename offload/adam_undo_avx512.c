@@ -139,12 +139,12 @@ ADAM_INLINE uint64_t record_avx512(const struct adam_span *span, const struct ad
     struct adam_span s = *span; /* copies that no store can alias: their fields stay in registers */
     struct adam_record r = *record;
     struct adam_group group;
-    uint64_t i = 0;
+    uint64_t i = 0, ahead = adam_ahead(&s);
     while (i < s.n) {
         uint64_t n = s.n - i < ADAM_GROUP ? s.n - i : ADAM_GROUP, j = 0;
         if (n < ADAM_GROUP) memset(group.bad, 0, sizeof group.bad);
         for (; j + ADAM_STRIDE <= n; j += ADAM_STRIDE) {
-            adam_fetch(&s, i + j, layout);
+            adam_fetch_at(&s, i + j + ahead, layout);
             record_block(&s, &k, &inv, &group, i + j, j, 0xffff, layout, l2);
             record_block(&s, &k, &inv, &group, i + j + LANES, j + LANES, 0xffff, layout, l2);
         }
@@ -195,9 +195,9 @@ ADAM_INLINE void undo_avx512(const struct adam_span *span, const struct adam_coe
     coef_load(&k, c);
     inverse_load(&inv, inverse);
     struct adam_span s = *span;
-    uint64_t i = 0;
+    uint64_t i = 0, ahead = adam_ahead(&s);
     for (; i + ADAM_STRIDE <= s.n; i += ADAM_STRIDE) {
-        adam_fetch(&s, i, layout);
+        adam_fetch_at(&s, i + ahead, layout);
         for (uint64_t j = 0; j < ADAM_STRIDE; j += LANES)
             undo_block(&s, &k, &inv, code, i + j, 0xffff, layout, l2);
     }
@@ -236,10 +236,10 @@ ADAM_INLINE void param_avx512(const struct adam_span *span, const struct adam_co
     struct coef512 k;
     coef_load(&k, c);
     struct adam_span s = *span;
-    uint64_t i = 0;
+    uint64_t i = 0, ahead = adam_ahead(&s);
     bool stream = (uintptr_t)s.param_out % 64 == 0; /* whole lines past the caches */
     for (; i + ADAM_STRIDE <= s.n; i += ADAM_STRIDE) {
-        adam_fetch(&s, i, layout);
+        adam_fetch_at(&s, i + ahead, layout);
         for (uint64_t j = 0; j < ADAM_STRIDE; j += LANES)
             param_block(&s, &k, i + j, 0xffff, stream, layout, l2);
     }

@@ -53,16 +53,6 @@ ADAM_INLINE void adam_fetch_at(const struct adam_span *s, uint64_t at, enum adam
     if (layout != ADAM_F32) adam_fetch_lines_at(s->low_or_master, at, layout == ADAM_FP16 ? 4 : 2);
 }
 
-ADAM_INLINE void adam_fetch_lines(const void *base, uint64_t i, uint64_t width_bytes)
-{
-    adam_fetch_lines_at(base, i + ADAM_AHEAD, width_bytes);
-}
-
-ADAM_INLINE void adam_fetch(const struct adam_span *s, uint64_t i, enum adam_layout layout)
-{
-    adam_fetch_at(s, i + ADAM_AHEAD, layout);
-}
-
 ADAM_INLINE uint64_t adam_ahead(const struct adam_span *s)
 {
     return s->way.ahead_elems ? s->way.ahead_elems : ADAM_AHEAD;

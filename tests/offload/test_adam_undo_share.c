@@ -64,23 +64,24 @@ TEST(adam_undo_side_list_share)
     static const uint64_t shown[] = { 1, 2, 3, 10, 30, 100, 300, 1000 };
     printf("# %% on the side list at step");
     for (size_t j = 0; j < sizeof shown / sizeof shown[0]; j++) printf(" %7" PRIu64, shown[j]);
-    printf("     max of 500..1000\n");
+    printf("   mean and max of 500..1000\n");
     for (size_t n = 0; n < sizeof runs / sizeof runs[0]; n++) {
         struct rng r;
         rng_seed_stream(&r, test_seed(), n);
         sim_open(&runs[n], &r);
         printf("# %-27s", runs[n].name);
-        double worst = 0.0;
+        double worst = 0.0, sum = 0.0;
         for (uint64_t t = 1, next = 0; t <= LAST; t++) {
             double share = sim_step(&runs[n], t, &r);
             if (t == shown[next]) {
                 printf(" %7.2f", 100.0 * share);
                 next++;
             }
-            if (t >= 500 && share > worst) worst = share;
+            if (t > LAST / 2) sum += share;
+            if (t > LAST / 2 && share > worst) worst = share;
             if (t >= 100) CHECK(share <= runs[n].limit);
         }
-        printf("  %7.2f\n", 100.0 * worst);
+        printf("  %7.3f %7.2f\n", 100.0 * sum / (LAST / 2), 100.0 * worst);
     }
 }
 

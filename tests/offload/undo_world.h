@@ -10,20 +10,23 @@
 
 #include <math.h>
 
-enum { N_MAX = 4200, GUARD = 40, SENTINEL = 0xa5 };
+enum { N_MAX = 4200, GUARD = 44, SENTINEL = 0xa5 }; /* a buffer is whole cache lines */
 enum { PARAM, LOW, EXP_AVG, EXP_AVG_SQ, GRAD, OUT, BUFFERS };
 enum input { ORDINARY, COLD, HEAVY, SUBNORMAL, EDGE, ZERO, HUGE_VALUES, FINITE, ANY_BITS, INPUTS };
 
 struct world { /* data begins GUARD + offset elements in */
     uint8_t buf[BUFFERS][(N_MAX + 2 * GUARD) * 4];
-};
+} __attribute__((aligned(64)));
 
-/* A record with sentinels behind both of its parts. */
+/* A record with sentinels behind both of its parts. The codes begin `code_offset` bytes in: whole
+ * cache lines are written in another way. */
 struct recorded {
-    uint8_t code[N_MAX + GUARD];
+    uint8_t code_buf[N_MAX + GUARD + 64];
+    uint8_t *code;
     struct adam_side side[N_MAX + GUARD];
     struct adam_record r;
-};
+} __attribute__((aligned(64)));
+static uint32_t code_offset;
 
 static uint32_t width_of(int which, enum adam_layout layout)
 {
@@ -142,7 +145,8 @@ static bool usable(const struct adam_kernel *k) { return k->isa <= cpu_isa_best(
 
 static void recorded_reset(struct recorded *rec, uint32_t side_cap)
 {
-    memset(rec->code, SENTINEL, sizeof rec->code);
+    memset(rec->code_buf, SENTINEL, sizeof rec->code_buf);
+    rec->code = rec->code_buf + code_offset;
     memset(rec->side, SENTINEL, sizeof rec->side);
     rec->r = (struct adam_record){ .code = rec->code, .side = rec->side, .side_cap = side_cap };
 }
@@ -157,7 +161,8 @@ static bool all_sentinels(const void *from, const void *to)
 /* Nothing behind the code's n bytes or the list's side_cap entries was touched. */
 static bool recorded_within(const struct recorded *rec, uint64_t n)
 {
-    return all_sentinels(rec->code + n, rec->code + sizeof rec->code) &&
+    return all_sentinels(rec->code_buf, rec->code) &&
+           all_sentinels(rec->code + n, rec->code_buf + sizeof rec->code_buf) &&
            all_sentinels(rec->side + rec->r.side_cap, rec->side + N_MAX + GUARD);
 }
 
