@@ -37,7 +37,7 @@ enum { ADAM_STRIDE = 32, ADAM_AHEAD = 512 };
 
 /* The lines of elements from `at` on. May point past the end of the arrays: a prefetch reads
  * nothing that the program sees. Integers, since such a pointer may not even be computed. */
-ADAM_INLINE void adam_fetch_lines_at(const void *base, uint64_t at, uint64_t width_bytes)
+ADAM_INLINE void adam_fetch_lines(const void *base, uint64_t at, uint64_t width_bytes)
 {
     uintptr_t line = (uintptr_t)base + (uintptr_t)(at * width_bytes);
     __builtin_prefetch((const void *)line);
@@ -46,11 +46,11 @@ ADAM_INLINE void adam_fetch_lines_at(const void *base, uint64_t at, uint64_t wid
 
 ADAM_INLINE void adam_fetch_at(const struct adam_span *s, uint64_t at, enum adam_layout layout)
 {
-    adam_fetch_lines_at(s->exp_avg, at, 4);
-    adam_fetch_lines_at(s->exp_avg_sq, at, 4);
-    adam_fetch_lines_at(s->grad, at, layout == ADAM_F32 ? 4 : 2);
-    if (layout != ADAM_FP16) adam_fetch_lines_at(s->param, at, layout == ADAM_F32 ? 4 : 2);
-    if (layout != ADAM_F32) adam_fetch_lines_at(s->low_or_master, at, layout == ADAM_FP16 ? 4 : 2);
+    adam_fetch_lines(s->exp_avg, at, 4);
+    adam_fetch_lines(s->exp_avg_sq, at, 4);
+    adam_fetch_lines(s->grad, at, layout == ADAM_F32 ? 4 : 2);
+    if (layout != ADAM_FP16) adam_fetch_lines(s->param, at, layout == ADAM_F32 ? 4 : 2);
+    if (layout != ADAM_F32) adam_fetch_lines(s->low_or_master, at, layout == ADAM_FP16 ? 4 : 2);
 }
 
 ADAM_INLINE uint64_t adam_ahead(const struct adam_span *s)
