@@ -3,6 +3,7 @@
  * Owns the engine object and the order in which its parts are opened and closed. Must not know
  * plans or chunks. */
 #include "engine/durable.h"
+#include "engine/machine.h"
 #include "engine/save.h"
 #include "base/sys.h"
 #include <stdarg.h>
@@ -153,6 +154,32 @@ static stk_status check_range(stk_engine *e)
     return STK_OK;
 }
 
+/* Another machine: its device is modelled, its drives are names. */
+static stk_status use_machine(stk_engine *e)
+{
+    stk_config *c = &e->cfg;
+    const stk_machine *m = c->machine;
+    if (!m) return STK_OK;
+    if (m->device_memory == 0 && c->device_memory == 0)
+        return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
+                             "machine %s: device_memory_bytes is not given: say how much its device "
+                             "has (--device-memory)",
+                             m->name);
+    if (!(m->flops_per_s > 0) || !(m->device_bytes_per_s > 0) || !(m->copy_in_bytes_per_s > 0) ||
+        !(m->copy_out_bytes_per_s > 0))
+        return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
+                             "machine %s: a machine to plan for needs flops_per_s, "
+                             "device_bytes_per_s, copy_in_bytes_per_s and copy_out_bytes_per_s",
+                             m->name);
+    if (c->device_memory == 0) c->device_memory = m->device_memory; /* there to be used */
+    c->device = STK_DEVICE_SIM;
+    c->simulate = true;
+    c->matmul = c->matmul == STK_MATMUL_AUTO ? STK_MATMUL_BF16 : c->matmul;
+    c->storage = m->n_drives ? STK_STORAGE_SIM : STK_STORAGE_AUTO;
+    c->sim_disk = NULL;
+    return STK_OK;
+}
+
 static stk_status copy_config(stk_engine *e, const stk_config *c)
 {
     stk_config_init(&e->cfg, sizeof e->cfg);
@@ -162,8 +189,15 @@ static stk_status copy_config(stk_engine *e, const stk_config *c)
     if (e->cfg.dtype == STK_FP16)
         e->loss_scale = e->cfg.loss_scale > 0 ? e->cfg.loss_scale : 65536.0;
     if (!e->cfg.skip_limit) e->cfg.skip_limit = 50;
+    STK_TRY(use_machine(e));
     for (uint32_t i = 0; i < STK_NVME_MAX && c->nvme[i]; i++) {
         if (!(e->paths[i] = sys_strdup(c->nvme[i])))
+            return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory");
+        e->n_paths++;
+    }
+    const stk_machine *m = e->cfg.machine;
+    for (uint32_t i = 0; m && (i == 0 ? e->n_paths == 0 : e->n_paths == i) && i < m->n_drives; i++) {
+        if (!(e->paths[i] = sys_format("drive%u", i)))
             return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory");
         e->n_paths++;
     }
@@ -183,6 +217,8 @@ static stk_status open_machine(stk_engine *e)
     exec_event_init(e->ex, &e->wait_event);
     exec_task_init(&e->pump_task, run_pump, e);
     static const enum dev_kind kinds[] = { DEV_HOST, DEV_HOST_DISCRETE, DEV_SIM };
+    struct dev_model model;
+    if (c->machine) model = machine_model(c->machine);
     static const enum dev_matmul products[] = { DEV_MATMUL_AUTO, DEV_MATMUL_F32, DEV_MATMUL_BF16 };
     struct mem_limits lim;
     mem_limits_read("", &lim);
@@ -198,7 +234,8 @@ static stk_status open_machine(stk_engine *e)
                           .matmul = products[c->matmul],
                           .seed = c->seed,
                           .poison = c->poison,
-                          .model = c->sim_model };
+                          .model = c->machine ? &model : c->sim_model,
+                          .plan_only = c->machine != NULL };
     STK_TRY(dev_open(&dc, &e->dev, err));
     dev_caps_read(e->dev, &e->caps);
     STK_TRY(dev_stream_open(e->dev, "compute", 0, &e->compute, err));
@@ -296,6 +333,8 @@ void stk_close(stk_engine *e)
     state_free(e);
     durable_free(e);
     own_free(e);
+    trial_free(e);
+    sys_free(e->costs);
     run_free(e);
     trace_free(e);
     cache_free(e);

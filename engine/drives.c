@@ -18,6 +18,7 @@
 
 #define SECOND_NS 1000000000ull
 #define MUCH_BYTES (4ull << 30)          /* moved by a step: then rates are worth a second */
+#define SOME_BYTES (256ull << 20) /* moved by a step: then the prediction needs its drives' rates */
 #define MEASURE_WRITE_BYTES (1ull << 30) /* at most, on each drive */
 #define MEASURE_LEAST_BYTES (128ull << 20) /* less room for it: no figures, as it would be a small
                                             * file in the drive's cache */
@@ -140,7 +141,8 @@ static uint64_t measure_time(const stk_engine *e)
     step_bytes(e, &read, &write);
     /* an adopted store lies where it lies */
     bool weigh = e->n_paths > 1 && !weights_given(e) && !e->cfg.adopt;
-    return weigh || read + write > MUCH_BYTES ? SECOND_NS : 0;
+    bool needed = weigh || read + write > MUCH_BYTES;
+    return needed || (e->predicting && read + write > SOME_BYTES) ? SECOND_NS : 0;
 }
 
 static stk_status measure_one(stk_engine *e, uint32_t i, uint64_t budget_ns)

@@ -75,6 +75,7 @@ struct run_pool {
 };
 
 struct eng_drive; /* engine/drives.c */
+struct eng_trial; /* engine/trial.c */
 
 /* A chunk's arrays, wherever they are (engine/state.c). */
 struct state_view {
@@ -259,6 +260,10 @@ struct stk_engine {
 
     struct run_op visit_ops[ENG_VISITS_IN_FLIGHT];
     struct own_order *own;          /* engine/own.c; NULL unless cfg.own_order */
+    /* prediction */
+    bool predicting;                /* this machine was measured for it: seal measures drives, too */
+    struct eng_trial *trial;        /* NULL: none */
+    stk_visit_cost *costs;          /* of each place; NULL: none given. All 0: not this one */
     struct eng_durable durable;
     struct eng_trace trace;
     struct eng_save save;
@@ -363,6 +368,11 @@ stk_status state_alloc(stk_engine *e);
 void state_free(stk_engine *e);
 uint64_t state_staging_bytes(const stk_engine *e);
 stk_status state_flush_staged(stk_engine *e);   /* writes the staged chunk home if it was changed */
+
+/* --- trial.c: application's thread, before the first step -------------------------------------- */
+void trial_free(stk_engine *e);
+/* What trials found of place `place`'s visits, as far as they did (backward as the plan has it). */
+bool trial_cost(const stk_engine *e, uint32_t place, stk_visit_cost *out);
 
 /* --- own.c ------------------------------------------------------------------------------------ */
 stk_status own_alloc(stk_engine *e);

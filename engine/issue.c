@@ -210,6 +210,18 @@ static uint8_t *update_state(stk_engine *e, const struct plan_node *n, enum chun
                     n->slot_offset_bytes + plan_update_offset(&e->pchunks[n->chunk], s));
 }
 
+/* Device sim: what a slice of so many bytes takes its member of the team. The whole team has the
+ * rate, so each member has its part of it. */
+static void model_team(const stk_engine *e, uint64_t bytes)
+{
+    struct dev_model m;
+    if (!e->caps.modelled_time) return;
+    dev_model_read(e->dev, &m);
+    if (!(m.update_bytes_per_s > 0)) return;
+    double rate = m.update_bytes_per_s / exec_team_members(e->team);
+    exec_lane_busy(exec_lane_current(e->ex), (uint64_t)((double)bytes / rate * 1e9));
+}
+
 static void update_slice_run(void *arg, uint32_t slice, uint32_t n_slices)
 {
     struct run_op *op = arg;
@@ -228,6 +240,7 @@ static void update_slice_run(void *arg, uint32_t slice, uint32_t n_slices)
         .n_elems = c->n_elems,
     };
     adam_pieces(e->layout, c, u.begin, u.end, e->coef, update_piece, &u);
+    model_team(e, n->bytes / n_slices);
 }
 
 static void update_done(void *arg)

@@ -74,13 +74,17 @@ static void limits(stk_engine *e, uint64_t *host, uint64_t *device)
     uint64_t now = e->baseline_bytes;
     uint64_t can = lim.available_bytes + now; /* what we hold already is not available any more, but
                                                * ours */
+    *device = e->device_limit;
+    if (e->cfg.machine) {
+        can = e->cfg.machine->host_memory ? e->cfg.machine->host_memory : UINT64_MAX;
+        snprintf(lim.why, sizeof lim.why, "machine %s", e->cfg.machine->name);
+    }
     *host = e->cfg.host_memory ? e->cfg.host_memory : can;
     if (*host > can) {
         eng_note(e, "--host-memory is above what this machine has free (%s): the smaller counts",
                  lim.why);
         *host = can;
     }
-    *device = e->device_limit;
 }
 
 static stk_status build_plans(stk_engine *e)
@@ -358,7 +362,12 @@ stk_status stk_seal(stk_engine *e, bool dry)
 {
     stk_error_clear(&e->err);
     if (eng_state(e) != ENG_DESCRIBE) return eng_refuse_state(e, "stk_seal", "once, after stk_open");
+    if (e->cfg.machine && !dry)
+        return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
+                             "stk_seal: a plan for machine %s cannot run here: a dry seal only",
+                             e->cfg.machine->name);
     stk_status st = seal_plan(e);
+    if (st == STK_OK && dry && e->predicting && e->place.nvme_bytes) st = drives_measure(e);
     if (st == STK_OK && !dry) st = seal_machine(e);
     else if (st == STK_OK) drives_note(e);
     e->state = st != STK_OK ? ENG_FAILED : dry ? ENG_DRY : ENG_READY;

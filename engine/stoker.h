@@ -99,6 +99,8 @@ typedef enum {
 
 #define STK_NVME_MAX 16
 
+struct stk_machine; /* below: prediction */
+
 typedef struct stk_config {
     size_t size;                  /* set by stk_config_init; lets later versions add fields */
     stk_device_kind device;
@@ -162,6 +164,11 @@ typedef struct stk_config {
                                    * AUTO */
     uint64_t trace_bytes;         /* host memory for what happened last (40 bytes a node of the plan),
                                    * for stk_trace_write; 0: nothing is kept */
+    const struct stk_machine *machine; /* plan for this machine instead of the one at hand: its
+                                   * memories are the budgets (device_memory and host_memory make them
+                                   * smaller), its drives the folders unless some are named. `device`
+                                   * is then taken as sim, and only a dry seal is possible. Borrowed
+                                   * until stk_close; NULL: this machine */
 } stk_config;
 
 /* Fills defaults: host, auto everywhere, adamw 0.9 0.999 1e-8 0.01, clip 1.0, one micro-batch,
@@ -441,6 +448,86 @@ typedef struct stk_drive {
 } stk_drive;
 /* After seal. False: no folder i. */
 bool stk_drive_info(const stk_engine *e, uint32_t i, stk_drive *out);
+
+/* --- prediction --------------------------------------------------------------------------------
+ * How long a step will take, before it runs: the plan is run on a machine's figures by the rules of
+ * the executor (engine/predict.h). A machine is read from a file, taken from the simulation, or
+ * measured here:
+ *     stk_machine_measure(e, &m);       before stk_seal: half a second; stk_seal then measures drives too
+ *     stk_seal(e, dry);
+ *     while (stk_trial_next(e, &v) == STK_OK) { ... queue your math ...; stk_trial_done(e, &v); }
+ *     stk_predict(e, &m, &p);
+ */
+
+typedef struct stk_machine_drive {
+    double read_bytes_per_s, write_bytes_per_s;
+    double both_bytes_per_s;      /* reads and writes at once, their sum; 0: independent */
+    double cores_busy;            /* cores that moving bytes at this rate takes */
+    uint64_t latency_ns;          /* of a transfer, beside its bytes */
+} stk_machine_drive;
+
+/* Rates are what one piece of hardware does alone, in bytes (or FLOP) a second; 0: not known, which
+ * stk_predict refuses by name where the plan needs it, unless said otherwise. */
+typedef struct stk_machine {
+    size_t size;                  /* set by stk_machine_init */
+    char name[64], text[256];     /* the second: what it is, for a person */
+    bool on_host;                 /* operations, copies and casts of the device run on the host's
+                                   * cores and share them with the update */
+    uint64_t device_memory, host_memory; /* usable; 0: not said */
+    uint32_t cores;
+    double flops_per_s;           /* matrix products */
+    double device_bytes_per_s;    /* memory that operations work in */
+    uint64_t launch_ns;           /* of an operation or copy, beside its work */
+    double copy_in_bytes_per_s, copy_out_bytes_per_s;
+    double copy_both_bytes_per_s; /* both directions at once, their sum; 0: independent */
+    double cast_bytes_per_s;      /* 16-bit gradients made, of one stream */
+    double dram_bytes_per_s;      /* host memory, reads and writes together; 0: never short */
+    double update_bytes_per_s;    /* Adam, all cores: bytes read and written; 0: takes no time */
+    double checksum_bytes_per_s;  /* one core; 0: takes no time */
+    double gather_bytes_per_s;
+    uint64_t hop_ns;              /* from the end of one thing to the begin of what waited for it */
+    uint32_t n_drives;
+    stk_machine_drive drives[STK_NVME_MAX];
+} stk_machine;
+void stk_machine_init(stk_machine *m, size_t size);
+/* A machine file (share/machines/README.md). What is wrong, as a sentence, in `why` (may be NULL). */
+stk_status stk_machine_read(const char *path, stk_machine *out, char *why, size_t why_bytes);
+/* [waits] Before stk_seal: this machine's figures but its drives' (stk_seal measures those whose rates
+ * matter, in a dry seal too, unless measure_ns says never). Nothing of it stays allocated.
+ * STK_ERR_STATE in simulation, where there is nothing to measure: stk_predict knows its figures. */
+stk_status stk_machine_measure(stk_engine *e, stk_machine *out);
+
+/* What the visits of one place take, if it is known otherwise than by a trial: of the compute
+ * stream, alone, per micro-batch; recompute_ns: what it adds to a backward visit. Before
+ * stk_predict. */
+typedef struct stk_visit_cost { double forward_ns, backward_ns, recompute_ns; } stk_visit_cost;
+stk_status stk_place_cost(stk_engine *e, uint32_t place, const stk_visit_cost *cost);
+/* [waits] After stk_seal (dry too) and before anything is filled: a visit to be queued as in a step,
+ * its time taken and thrown away. One of each kind in the plan, all of micro-batch 0, each at least
+ * once and again while `STK_TRIAL_NS` last. After a dry seal memory for one visit is reserved, of the
+ * device and for stk_reserved, as far as it fits. STK_END: no more, or none is possible here. */
+#define STK_TRIAL_NS 1500000000u
+stk_status stk_trial_next(stk_engine *e, stk_visit *v);
+stk_status stk_trial_done(stk_engine *e, const stk_visit *v);
+
+#define STK_PREDICT_RESOURCES 16
+typedef struct stk_prediction {
+    size_t size;                  /* set by the caller: sizeof(stk_prediction) */
+    double step_s, compute_s;     /* of a step in steady state: every step but the first */
+    struct { double nvme, copy, update, gather, other; } exposed_s; /* as stk_exposed */
+    /* What each piece of hardware does: time it is busy, and time it would be busy if it shared
+     * nothing: what its bytes (or FLOPs) take at its own rate. No step is faster than the busiest. */
+    struct { char name[16]; double busy_s, alone_s; } resource[STK_PREDICT_RESOURCES];
+    uint32_t n_resources, busiest; /* busiest: the largest alone_s */
+    uint64_t host_bytes, device_bytes, nvme_bytes; /* at most, by tier */
+    uint64_t nvme_read_bytes, nvme_write_bytes, copy_in_bytes, copy_out_bytes; /* of a step */
+    bool costs_known;             /* visits by trial or stk_place_cost, not by FLOPs alone */
+} stk_prediction;
+/* After stk_seal (dry too). `m`: whose figures; its drives may be none: then those that stk_seal
+ * measured. NULL: config.machine, or what is simulated. STK_ERR_CONFIG: a figure is missing.
+ * STK_ERR_STATE: nothing is trained, or own order (its visits are known after the first step
+ * only). */
+stk_status stk_predict(stk_engine *e, const stk_machine *m, stk_prediction *out);
 
 /* --- the extent store alone: swap your own buffers ------------------------------------------------
  * Items of fixed sizes that do not fit memory lie on one or several drives, striped, with checksum

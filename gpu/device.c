@@ -101,26 +101,34 @@ static stk_status dev_enqueue(struct dev_stream *s, const struct dev_cmd *cmd,
     return s->dev->ops->enqueue(s, cmd, err);
 }
 
+/* Prepare mode: what the command would take. */
+static void dev_count(struct dev *d, const struct dev_cmd *cmd)
+{
+    if (d->caps.modelled_time && d->ops->model_ns) d->prepare_ns += d->ops->model_ns(d, cmd);
+}
+
 stk_status dev_copy(struct dev_stream *s, void *dst, const void *src, uint64_t size_bytes,
                     enum dev_dir dir, struct stk_error *err)
 {
+    struct dev_cmd c = { .kind = DEV_CMD_COPY, .u.copy = { dst, src, size_bytes, dir } };
+    if (s->dev->preparing) dev_count(s->dev, &c);
     if (s->dev->preparing || size_bytes == 0) return STK_OK;
     if (!dst || !src)
         return stk_error_set(err, STK_ERR_CONFIG, 0, "stream %s: a copy of %llu bytes has no %s",
                              s->name, (unsigned long long)size_bytes,
                              dst ? "source" : "destination");
-    struct dev_cmd c = { .kind = DEV_CMD_COPY, .u.copy = { dst, src, size_bytes, dir } };
     return dev_enqueue(s, &c, err);
 }
 
 stk_status dev_zero(struct dev_stream *s, void *dst, uint64_t size_bytes, struct stk_error *err)
 {
+    struct dev_cmd c = { .kind = DEV_CMD_ZERO, .u.zero = { dst, size_bytes } };
+    if (s->dev->preparing) dev_count(s->dev, &c);
     if (s->dev->preparing || size_bytes == 0) return STK_OK;
     if (!dst)
         return stk_error_set(err, STK_ERR_CONFIG, 0,
                              "stream %s: %llu bytes at no address were to be zeroed", s->name,
                              (unsigned long long)size_bytes);
-    struct dev_cmd c = { .kind = DEV_CMD_ZERO, .u.zero = { dst, size_bytes } };
     return dev_enqueue(s, &c, err);
 }
 
@@ -174,7 +182,15 @@ void dev_prepare_begin(struct dev *d)
 {
     STK_ASSERT(!d->preparing);
     d->preparing = true;
-    d->prepare_scratch_bytes = 0;
+    d->prepare_scratch_bytes = d->prepare_ns = 0;
+}
+
+uint64_t dev_prepare_ns(const struct dev *d) { return d->prepare_ns; }
+
+void dev_model_read(const struct dev *d, struct dev_model *out)
+{
+    *out = (struct dev_model){ 0 };
+    if (d->caps.modelled_time && d->ops->model_read) d->ops->model_read(d, out);
 }
 
 stk_status dev_prepare_end(struct dev *d, uint64_t *scratch_bytes, struct stk_error *err)
@@ -194,6 +210,7 @@ stk_status dev_submit(struct dev_stream *s, const struct dev_cmd *cmd, struct st
     struct dev *d = s->dev;
     if (!d->preparing) return dev_enqueue(s, cmd, err);
     uint64_t scratch_bytes = 0;
+    dev_count(d, cmd);
     STK_TRY(d->ops->prepare(d, cmd, &scratch_bytes, err));
     if (scratch_bytes > d->prepare_scratch_bytes) d->prepare_scratch_bytes = scratch_bytes;
     return STK_OK;

@@ -47,6 +47,8 @@ enum dev_dir { DEV_TO_DEVICE, DEV_TO_HOST, DEV_ON_DEVICE };
 struct dev_model { /* of DEV_SIM: rates of the machine one does not own */
     double flops_per_s, copy_in_bytes_per_s, copy_out_bytes_per_s, memory_bytes_per_s;
     uint64_t launch_ns;
+    double update_bytes_per_s;  /* of the host's update team, which the engine models; 0: it takes no
+                                 * time */
 };
 
 struct dev_cfg {
@@ -59,6 +61,8 @@ struct dev_cfg {
     bool poison;                /* fill the arena with NaN patterns at start (tests; on for discrete
                                  * in debug) */
     const struct dev_model *model; /* DEV_SIM; NULL: a default */
+    bool plan_only;             /* DEV_SIM: nothing will run here, so the arithmetic asked for need not
+                                 * be possible on this processor */
 };
 
 struct dev_caps {
@@ -124,7 +128,13 @@ stk_status dev_mark_wait(struct dev_stream *s, struct dev_mark *m, struct stk_er
 /* Application's thread: waits until the stream is empty; then dev_status. */
 stk_status dev_sync(struct dev_stream *s, struct stk_error *err);
 
+/* The figures that time is modelled by; all 0 for a device whose time is real. */
+void dev_model_read(const struct dev *d, struct dev_model *out);
+
 void dev_prepare_begin(struct dev *d);
+/* Modelled time of everything that was asked for since begin, in nanoseconds: what it would take the
+ * device (0 where time is real). Before dev_prepare_end. */
+uint64_t dev_prepare_ns(const struct dev *d);
 /* Largest scratch any operation asked for since begin, in bytes. */
 stk_status dev_prepare_end(struct dev *d, uint64_t *scratch_bytes, struct stk_error *err);
 bool dev_preparing(const struct dev *d);

@@ -118,7 +118,7 @@ _Static_assert(sizeof(struct dev_cmd) <= 256, "a queue's slot is bounded");
 
 const char *dev_cmd_name(enum dev_cmd_kind kind);
 
-/* All entries are required. Thread and blocking as the public call of the same name in gpu/device.h
+/* All entries but the last two are required. Thread and blocking as the public call of the same name in gpu/device.h
  * says. */
 struct dev_ops {
     uint32_t version; /* DEV_OPS_VERSION the backend was written for */
@@ -146,6 +146,9 @@ struct dev_ops {
                           struct stk_error *err);
     stk_status (*mark_init)(struct dev *d, struct dev_mark *m, struct stk_error *err);
     void (*mark_free)(struct dev_mark *m);
+    /* Modelled time of a command and the figures behind it; NULL where time is real. */
+    uint64_t (*model_ns)(const struct dev *d, const struct dev_cmd *cmd);
+    void (*model_read)(const struct dev *d, struct dev_model *out);
 };
 
 struct dev {
@@ -153,7 +156,7 @@ struct dev {
     struct exec *ex;
     struct dev_caps caps;
     bool preparing; /* application's thread only */
-    uint64_t prepare_scratch_bytes;
+    uint64_t prepare_scratch_bytes, prepare_ns;
     struct exec_event sync; /* dev_sync's; one waiter at a time */
 };
 

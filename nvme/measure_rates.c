@@ -4,6 +4,7 @@
  * it, sequential, 1 MiB, 16 deep. Application's thread. */
 #include "nvme/measure_impl.h"
 #include "base/sys.h"
+#include "nvme/crc32c.h"
 
 #include <string.h>
 
@@ -95,3 +96,5 @@ stk_status measure_rates(const char *path, uint64_t budget_ns, uint64_t write_by
     struct measure_cfg base = { .paths = { path }, .n_paths = 1, .kind = IO_AUTO };
     return measure_rates_with(&base, budget_ns, write_bytes_max, out, err);
 }
+
+uint32_t measure_checksum(const void *buf, uint64_t size_bytes) { return crc32c(0, buf, size_bytes); }

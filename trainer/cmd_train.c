@@ -1,12 +1,14 @@
 /* trainer/cmd_train.c - `stoker train` and `stoker plan`: options, start, loop, exit code. What a
  * run does is in train*.c. */
 #include "base/sys.h"
+#include "formats/files.h"
 #include "trainer/cmd.h"
 #include "trainer/signals.h"
 #include "trainer/train.h"
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const char usage_train[] =
@@ -14,22 +16,38 @@ static const char usage_train[] =
 static const char usage_plan[] = "usage: stoker plan --model DIR --data FILE --steps N [options of "
                                  "train] [--plan FILE] [--trace FILE]";
 
+static stk_status write_json(const struct train *t, struct stk_error *err)
+{
+    json_t *j = forecast_json(&t->forecast, &t->o);
+    char *text = j ? json_dumps(j, JSON_INDENT(1) | JSON_REAL_PRECISION(17)) : NULL;
+    json_decref(j);
+    if (!text) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for the prediction");
+    stk_status st = files_write(t->o.json, text, strlen(text), err);
+    free(text);
+    return st;
+}
+
 static stk_status write_plan(struct train *t, bool dry, struct stk_error *err)
 {
     if (t->o.plan) STK_TRY(run_engine(&t->r, stk_plan_write(t->r.e, t->o.plan, false), err));
     if (t->o.trace && dry)
         STK_TRY(run_engine(&t->r, stk_plan_write(t->r.e, t->o.trace, true), err));
-    return STK_OK;
+    return t->o.json && t->o.verb == FOR_PLAN ? write_json(t, err) : STK_OK;
 }
 
 static stk_status run(struct train *t, bool dry, struct stk_error *err)
 {
+    STK_TRY(forecast_machine(&t->forecast, &t->o, err));
+    if (t->o.machine) t->r.machine = &t->forecast.machine;
     STK_TRY(train_open(t, err));
+    forecast_measure(&t->forecast, &t->r);
     pulse_phase(t->r.pulse, "planning and reserving memory", 0);
     stk_status st = run_seal(&t->r, dry, err);
     pulse_phase(t->r.pulse, NULL, 0);
     STK_TRY(st);
+    forecast_make(&t->forecast, &t->r);
     report_start(t);
+    forecast_print(&t->forecast, &t->o, t->o.verb == FOR_PLAN);
     STK_TRY(write_plan(t, dry, err));
     if (dry) return STK_OK;
     STK_TRY(train_check_room(t, err));

@@ -155,6 +155,7 @@ static const struct measure_row {
     { MEASURE_LAYER, STK_BACKWARD, false, true }, { MEASURE_HEAD, STK_FORWARD, true, false },
     { MEASURE_HEAD, STK_BACKWARD, false, false },
 };
+#define MEASURE_ROWS (sizeof measure_rows / sizeof measure_rows[0])
 
 /* Runs one visit in prepare mode. All buffers are one made-up address: only sizes matter, and what
  * is not NULL. Layers differ in data only (windows), so the first stands for all. */
@@ -184,18 +185,37 @@ static stk_status measure_visit(struct model *m, stk_engine *e, const struct mea
 }
 
 static stk_status measure_scratch(struct model *m, stk_engine *e, enum measured what, uint64_t *out,
-                                  struct stk_error *err)
+                                  uint64_t *row_ns, struct stk_error *err)
 {
     struct dev *d = stk_device(e);
     stk_status st = STK_OK;
     dev_prepare_begin(d);
-    for (uint32_t i = 0; i < sizeof measure_rows / sizeof measure_rows[0] && st == STK_OK; i++) {
+    for (uint32_t i = 0; i < MEASURE_ROWS && st == STK_OK; i++) {
         const struct measure_row *r = &measure_rows[i];
+        uint64_t before = dev_prepare_ns(d);
         if (r->what == what && (r->dir == STK_FORWARD || !m->opts.eval_only))
             st = measure_visit(m, e, r, err);
+        if (r->what == what) row_ns[i] = dev_prepare_ns(d) - before;
     }
     stk_status end = dev_prepare_end(d, out, err);
     return st != STK_OK ? st : end;
+}
+
+/* A device whose time is modelled knows what visits will take; rows as in measure_rows. */
+static stk_status tell_costs(const struct model *m, stk_engine *e, const uint64_t *ns,
+                             struct stk_error *err)
+{
+    struct dev_caps caps;
+    dev_caps_read(stk_device(e), &caps);
+    for (uint32_t p = 0; caps.modelled_time && p < m->n_places; p++) {
+        const uint64_t *at = p == 0 ? &ns[0] : p == m->n_places - 1 ? &ns[5] : &ns[2];
+        bool layer = p > 0 && p < m->n_places - 1;
+        stk_visit_cost c = { .forward_ns = (double)at[0], .backward_ns = (double)at[1] };
+        if (layer && at[2] > at[1]) c.recompute_ns = (double)(at[2] - at[1]);
+        if (stk_place_cost(e, p, &c) != STK_OK)
+            return stk_error_set(err, STK_ERR_STATE, 0, "%s", stk_error_text(e));
+    }
+    return STK_OK;
 }
 
 stk_status model_measure(struct model *m, stk_engine *e, struct stk_error *err)
@@ -203,11 +223,12 @@ stk_status model_measure(struct model *m, stk_engine *e, struct stk_error *err)
     struct head_temps head;
     const uint64_t temps[MEASURE_N] = { 0, layer_temps_bytes(m),
                                         take_head_temps(m, MODEL_PREPARE_BASE, &head).used_bytes };
+    uint64_t row_ns[MEASURE_ROWS] = { 0 };
     m->workspace_bytes = 0;
     for (uint32_t what = 0; what < MEASURE_N; what++) {
         uint64_t scratch = 0;
-        STK_TRY(measure_scratch(m, e, what, &scratch, err));
+        STK_TRY(measure_scratch(m, e, what, &scratch, row_ns, err));
         if (temps[what] + scratch > m->workspace_bytes) m->workspace_bytes = temps[what] + scratch;
     }
-    return STK_OK;
+    return tell_costs(m, e, row_ns, err);
 }

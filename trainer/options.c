@@ -22,6 +22,7 @@ static const char *const act_dtype_names[] = { "f32", "bf16", NULL };
 static const char *const matmul_names[] = { "auto", "f32", "bf16", NULL };
 static const char *const checkpoint_names[] = { "async", "sync", NULL };
 static const char *const storage_names[] = { "auto", "uring", "posix", "sim", NULL };
+static const char *const predict_names[] = { "auto", "off", NULL };
 static const char *const progress_names[] = { "auto", "lines", "none", NULL };
 
 #define AT(field) offsetof(struct run_opts, field)
@@ -199,6 +200,15 @@ static const struct run_row {
     { T,
       { "trace", OPT_STRING, AT(trace), .arg = "FILE",
         .help = "Chrome/Perfetto trace: train: of what the last steps did; plan: of the plan" } },
+    { FOR_PLAN,
+      { "machine", OPT_STRING, AT(machine), .arg = "NAME",
+        .help = "plan for another machine: a name of share/machines, or a file" } },
+    { FOR_PLAN,
+      { "json", OPT_STRING, AT(json), .arg = "FILE",
+        .help = "write the prediction as a JSON object" } },
+    { FOR_TRAIN,
+      { "predict", OPT_CHOICE, AT(predict), "auto", .choices = predict_names, .arg = "NAME",
+        .help = "measure this machine for a second or two and say what a step will take" } },
     { T,
       { "loss-scale", OPT_DOUBLE, AT(loss_scale), .min = 1e-3, .max = 1e30, .arg = "X",
         .help = "first value, with --dtype fp16; default 65536" } },

@@ -20,6 +20,7 @@ enum progress_kind { PROGRESS_AUTO, PROGRESS_LINES, PROGRESS_NONE };
 
 struct run_opts {
     const char *config_file;
+    const char *machine;
     const char *model, *data, *out, *eval_data, *log, *dump_gradients, *plan, *trace, *json,
         *logits;
     uint64_t steps, eval_every, seq, batch, micro_batch, warmup, checkpoint_every, keep_checkpoints,
@@ -28,7 +29,7 @@ struct run_opts {
     uint64_t device_memory, host_memory, nvme_buffer, threads, update_threads, prefetch, chunk;
     double lr, weight_decay, beta1, beta2, eps, clip, loss_scale;
     int schedule, dtype, optimizer, device, params, optimizer_state, grads, activations, accumulate,
-        update, act, matmul, storage, progress, checkpoint_sync;
+        update, act, matmul, storage, progress, checkpoint_sync, predict;
     struct opt_list freeze, nvme, nvme_weights;
     const char *measure_drives;
     bool resume, discard, save_final_state, dry_run, any_numerics, print_config;

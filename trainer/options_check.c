@@ -42,7 +42,7 @@ static stk_status check_drives(const struct run_opts *o, struct stk_error *err)
                o->measure_drives);
     if (o->nvme.n == 0 && ns != 0 && run_opts_given(o, "measure-drives"))
         REFUSE("--measure-drives has no effect without --nvme DIR");
-    if (o->nvme.n == 0 && o->nvme_buffer && o->storage != STK_STORAGE_SIM)
+    if (o->nvme.n == 0 && !o->machine && o->nvme_buffer && o->storage != STK_STORAGE_SIM)
         REFUSE("--nvme-buffer has no effect without --nvme DIR");
     if (!run_opts_given(o, "nvme-weights")) return STK_OK;
     if (o->nvme_weights.n != o->nvme.n)
@@ -59,6 +59,17 @@ static stk_status check_drives(const struct run_opts *o, struct stk_error *err)
     return STK_OK;
 }
 
+/* Another machine decides these. */
+static stk_status check_machine(const struct run_opts *o, struct stk_error *err)
+{
+    static const char *const decided[] = { "device", "simulate", "storage", "sim-faults", "threads",
+                                           "update-threads", "measure-drives" };
+    for (size_t i = 0; o->machine && i < sizeof decided / sizeof decided[0]; i++)
+        if (run_opts_given(o, decided[i]))
+            REFUSE("--%s does not go with --machine, which decides it", decided[i]);
+    return STK_OK;
+}
+
 static stk_status check_tiers(const struct run_opts *o, uint32_t verb, struct stk_error *err)
 {
     bool params = o->params == STK_TIER_NVME, opt = o->optimizer_state == 2, grads = o->grads == 2,
@@ -66,7 +77,7 @@ static stk_status check_tiers(const struct run_opts *o, uint32_t verb, struct st
     bool simulate = run_opts_given(o, "simulate");
     if (o->nvme.n > STK_NVME_MAX)
         REFUSE("--nvme: %u folders; at most %d are used", o->nvme.n, STK_NVME_MAX);
-    if (o->nvme.n == 0 && !sim && (params || opt || grads))
+    if (o->nvme.n == 0 && !sim && !o->machine && (params || opt || grads))
         REFUSE("--%s nvme needs a folder: add --nvme DIR", params ? "params"
                                                            : opt  ? "optimizer-state"
                                                                   : "grads");
@@ -89,7 +100,7 @@ static stk_status check_tiers(const struct run_opts *o, uint32_t verb, struct st
     if (o->sim_faults && !sim) REFUSE("--sim-faults has no effect without --storage sim");
     if (o->device == STK_DEVICE_SIM && !simulate)
         REFUSE("--device sim has modelled time and needs --simulate SEED");
-    if (o->device == STK_DEVICE_HOST && run_opts_given(o, "device-memory"))
+    if (o->device == STK_DEVICE_HOST && !o->machine && run_opts_given(o, "device-memory"))
         REFUSE("--device-memory has no effect with --device host, which has no memory of its own: "
                "use --host-memory, or --device host:discrete");
     return STK_OK;
@@ -126,6 +137,7 @@ static stk_status check_run(const struct run_opts *o, struct stk_error *err)
 stk_status options_check(const struct run_opts *o, uint32_t verb, struct stk_error *err)
 {
     STK_TRY(check_sizes(o, err));
+    STK_TRY(check_machine(o, err));
     STK_TRY(check_tiers(o, verb, err));
     STK_TRY(check_drives(o, err));
     return verb == FOR_EVAL ? STK_OK : check_run(o, err);
@@ -135,11 +147,11 @@ void run_opts_idle(const struct run_opts *o, char *buf, size_t size_bytes)
 {
     char *end = buf + size_bytes;
     buf[0] = '\0';
-    if (o->device == STK_DEVICE_HOST && o->params == STK_TIER_DEVICE)
+    if (o->device == STK_DEVICE_HOST && !o->machine && o->params == STK_TIER_DEVICE)
         buf += snprintf(
             buf, (size_t)(end - buf),
             "--params device: the device computes in host memory, this is the same as host\n");
-    if (o->device == STK_DEVICE_HOST && o->activations == STK_ACT_HOST)
+    if (o->device == STK_DEVICE_HOST && !o->machine && o->activations == STK_ACT_HOST)
         buf += snprintf(
             buf, (size_t)(end - buf),
             "--activations host: the device computes in host memory, this only adds copies\n");

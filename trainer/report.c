@@ -283,6 +283,7 @@ stk_status report_step(struct report *r, struct train *t, const struct report_st
     const stk_exposed *x = &s->stats.exposed;
     r->exposed_s += seconds(x->nvme_ns + x->copy_ns + x->update_ns + x->gather_ns);
     r->step_s += s->step_s;
+    forecast_step(&t->forecast, &s->stats);
     json_t *drives = wear_step(&r->wear, t->r.e, &s->stats, s->step_s);
     if (s->stats.skipped) print_skip(t, s);
     uint64_t now = now_ns();
@@ -315,6 +316,7 @@ void report_end(struct report *r, const struct train *t)
            n, wall, r->step_s > 0 ? (double)(n * t->o.batch * t->o.seq) / r->step_s : 0,
            r->step_s > 0 ? 100 * r->exposed_s / r->step_s : 0,
            mem_size_format(mem_peak_bytes(), rss));
+    forecast_end(&t->forecast, &t->o);
     wear_end(&r->wear, t->r.e);
     if (run_opts_given(&t->o, "simulate"))
         printf("trace      %016" PRIx64 "\n", stk_trace_hash(t->r.e));

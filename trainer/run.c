@@ -21,7 +21,7 @@ static uint64_t micro_tokens(const struct run *r) { return r->opts->seq * r->opt
 
 static stk_status open_files(struct run *r, struct stk_error *err)
 {
-    STK_TRY(source_open(&r->src, r->opts->model, true, err));
+    STK_TRY(source_open(&r->src, r->opts->model, !r->machine, err));
     STK_TRY(tokens_open(r->opts->data, r->src.cfg.vocab, &r->data, err));
     return tokens_check_seq(r->data, r->opts->seq, err);
 }
@@ -62,6 +62,7 @@ static stk_status open_engine(struct run *r, bool eval, bool logits, struct stk_
     STK_TRY(model_open(&r->src.cfg, &m, &r->model, err));
     run_opts_engine(r->opts, &c);
     c.client_numerics = model_numerics(r->model);
+    c.machine = r->machine;
     if (eval) c.activations = STK_ACT_RECOMPUTE; /* nothing is kept for a backward pass (MEM-11) */
     if (c.storage == STK_STORAGE_SIM) STK_TRY(open_sim_disk(r, &c, err));
     STK_TRY(run_engine(r, stk_open(&c, &r->e), err));

@@ -15,6 +15,7 @@
 
 struct run {
     const struct run_opts *opts; /* borrowed */
+    const stk_machine *machine;  /* plan for it (then no weights are read); borrowed, NULL: this one */
     struct source src;
     struct tokens *data;
     struct model *model;

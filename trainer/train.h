@@ -12,6 +12,7 @@
 #ifndef TRAINER_TRAIN_H
 #define TRAINER_TRAIN_H
 
+#include "trainer/forecast.h"
 #include "trainer/report.h"
 #include "trainer/run.h"
 #include <jansson.h>
@@ -53,6 +54,7 @@ struct train {
     uint64_t saved_step; /* newest complete checkpoint of this run; 0: none */
     uint64_t told_step;  /* newest written beside the steps that was told of */
     struct report report;
+    struct forecast forecast;
 };
 
 /* train_open.c: everything that can be refused before anything is written, in the order cheap to

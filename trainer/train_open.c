@@ -85,6 +85,7 @@ static stk_status check_paths(struct train *t, struct stk_error *err)
     STK_TRY(run_check_output(o, "--log", o->log, true, err));
     STK_TRY(run_check_output(o, "--plan", o->plan, true, err));
     STK_TRY(run_check_output(o, "--trace", o->trace, true, err));
+    STK_TRY(run_check_output(o, "--json", o->json, true, err));
     if (o->dump_gradients) STK_TRY(hf_check_writable("--dump-gradients", o->dump_gradients, err));
     if (!o->out) return STK_OK;
     t->ckpt_dir = sys_format("%s/checkpoints", o->out);

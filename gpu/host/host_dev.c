@@ -107,7 +107,8 @@ static stk_status host_choose_matmul(struct host_dev *h, enum dev_matmul asked,
                                      struct stk_error *err)
 {
     bool simulated = exec_kind_of(h->base.ex) == EXEC_SIM;
-    if (!simulated || asked == DEV_MATMUL_BF16) STK_TRY(host_measure(h, asked, err));
+    if (h->plan_only) h->ctx.bf16_products = asked == DEV_MATMUL_BF16;
+    else if (!simulated || asked == DEV_MATMUL_BF16) STK_TRY(host_measure(h, asked, err));
     if (simulated) h->base.caps.matmul_flops_per_s = 0;
     h->base.caps.matmul = h->ctx.bf16_products ? DEV_MATMUL_BF16 : DEV_MATMUL_F32;
     return STK_OK;
@@ -170,6 +171,7 @@ static stk_status host_open(const struct dev_cfg *cfg, struct dev **out, struct 
     h->discrete = cfg->kind != DEV_HOST;
     h->memory_bytes = cfg->memory_bytes ? cfg->memory_bytes : UINT64_MAX;
     h->poison = cfg->poison;
+    h->plan_only = cfg->kind == DEV_SIM && cfg->plan_only;
     h->seed = cfg->seed;
     h->model = cfg->model ? *cfg->model : host_default_model;
     host_fill_caps(h, cfg);
@@ -260,6 +262,16 @@ static stk_status host_status(const struct dev *d, struct stk_error *err)
     return st;
 }
 
+static uint64_t host_model_time(const struct dev *d, const struct dev_cmd *cmd)
+{
+    return host_model_ns((const struct host_dev *)d, cmd);
+}
+
+static void host_model_read(const struct dev *d, struct dev_model *out)
+{
+    *out = ((const struct host_dev *)d)->model;
+}
+
 const struct dev_ops host_dev_ops = {
     .version = 1, /* of DEV_OPS_VERSION, as this file was written for */
     .name = "host",
@@ -276,4 +288,6 @@ const struct dev_ops host_dev_ops = {
     .prepare = host_prepare,
     .mark_init = host_mark_init,
     .mark_free = host_mark_free,
+    .model_ns = host_model_time,
+    .model_read = host_model_read,
 };

@@ -27,6 +27,7 @@ struct host_dev {
     uint8_t *arena;         /* NULL until dev_reserve */
     uint64_t arena_bytes;
     bool poison;
+    bool plan_only; /* products are asked about, and never run */
     uint64_t seed;
     struct host_matmul *matmul;
     uint32_t streams_open;

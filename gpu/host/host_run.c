@@ -135,7 +135,10 @@ stk_status host_prepare(struct dev *d, const struct dev_cmd *cmd, uint64_t *scra
         return STK_OK;
     }
     struct host_job j = { .h = h, .dry = true, .err = err, .op = dev_cmd_name(cmd->kind) };
-    STK_TRY(run_products(&j, cmd));
+    stk_status st = run_products(&j, cmd);
+    /* for another machine: what this processor's library cannot do is no obstacle; its own scratch
+     * is then not counted */
+    if (st != STK_OK && !(h->plan_only && st == STK_ERR_DEVICE)) return st;
     *scratch_bytes = j.used_bytes + j.pad_bytes;
     d->caps.library_bytes = host_matmul_library_bytes(h->matmul);
     return STK_OK;

@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+"""Predicted against measured: runs `stoker train` in several configurations and compares what it predicted with what its steps took.
+
+    python3 bench/predict_check.py --stoker build/stoker --dir FOLDER [--config FILE] [--steps 6] [--only NAMES] [--json F]
+
+The model is made once in FOLDER (a Llama of 207M parameters unless --config names another), the state on NVMe lies there too. Each run
+predicts before its first step: it measures the machine for a second or two, tries one visit of each kind, and runs the plan on these figures.
+Measured is the median of the steps after the first. Nothing in the predictor is fitted to these runs. Prints a line a configuration, and a
+last one with the largest errors. Needs a quiet machine.
+"""
+import argparse, json, os, random, re, shutil, struct, subprocess, sys
+
+MODEL = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 2816,
+         "num_hidden_layers": 12, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 32000,
+         "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16"}
+
+RAM = ["--params", "host", "--optimizer-state", "host", "--grads", "host"]
+NVME = ["--params", "nvme", "--optimizer-state", "nvme", "--grads", "nvme"]
+CONFIGS = {  # name: (seq, batch, micro-batch, uses NVMe, options)
+    "ram-chase": (512, 2, 2, False, RAM + ["--update", "chase"]),
+    "ram-serial": (512, 1, 1, False, RAM + ["--update", "serial"]),
+    "ram-recompute": (256, 4, 4, False, RAM + ["--activations", "recompute"]),
+    "ram-4-micro": (256, 4, 1, False, RAM),
+    "discrete": (512, 2, 2, False, RAM + ["--device", "host:discrete", "--device-memory", "3GiB"]),
+    "opt-nvme": (512, 2, 2, True, ["--params", "host", "--optimizer-state", "nvme", "--grads", "host"]),
+    "all-nvme": (512, 2, 2, True, NVME),
+    "nvme-recompute": (512, 4, 2, True, NVME + ["--activations", "recompute"]),
+    "nvme-buffer": (512, 2, 1, True, NVME + ["--nvme-buffer", "1GiB"]),
+    "nvme-serial": (256, 2, 2, True, NVME + ["--update", "serial"]),
+}
+
+
+def prepare(args):
+    os.makedirs(args.dir, exist_ok=True)
+    model, data = os.path.join(args.dir, "model"), os.path.join(args.dir, "data.bin")
+    if not os.path.isdir(model):
+        config = os.path.join(args.dir, "config.json")
+        with open(config, "w") as f:
+            json.dump(json.load(open(args.config)) if args.config else MODEL, f)
+        subprocess.run([args.stoker, "init", "--config", config, "--out", model], check=True, stdout=subprocess.DEVNULL)
+    if not os.path.exists(data):
+        r = random.Random(1)
+        with open(data, "wb") as f:
+            f.write(b"".join(struct.pack("<H", r.randrange(30000)) for _ in range(args.steps * 8192)))
+    return model, data
+
+
+def run(args, name, model, data):
+    seq, batch, micro, nvme, options = CONFIGS[name]
+    out, disk = os.path.join(args.dir, "out"), os.path.join(args.dir, "nvme")
+    shutil.rmtree(out, ignore_errors=True)
+    command = [args.stoker, "train", "--model", model, "--data", data, "--out", out, "--steps", str(args.steps), "--seq", str(seq), "--batch",
+               str(batch), "--micro-batch", str(micro), "--lr", "1e-4", "--progress", "none"] + options
+    if nvme:
+        os.makedirs(disk, exist_ok=True)
+        command += ["--nvme", disk]
+    done = subprocess.run(command, capture_output=True, text=True)
+    shutil.rmtree(out, ignore_errors=True)
+    if done.returncode:
+        sys.exit("%s failed: %s" % (name, done.stderr.strip()))
+    rows = dict((k.strip(), (float(a), float(b))) for k, a, b in
+                re.findall(r"^  (step|compute|waits: \w+|other) +([0-9.]+) s +([0-9.]+) s", done.stdout, re.M))
+    memory = re.search(r"^  peak memory .* ([+-][0-9.]+) %$", done.stdout, re.M)
+    if "step" not in rows or not memory:
+        sys.exit("%s was not predicted:\n%s" % (name, done.stdout[-1500:]))
+    p, m = rows["step"]
+    return {"bench": "predict_check", "config": name, "seq": seq, "batch": batch, "micro_batch": micro, "options": options, "steps": args.steps - 1,
+            "predicted_s": p, "measured_s": m, "error_pct": round(100 * (p - m) / m, 2), "memory_error_pct": float(memory.group(1)),
+            "figures": {k: {"predicted_s": a, "measured_s": b} for k, (a, b) in rows.items()},
+            "machine": (re.findall(r"^machine +(.*)$", done.stdout, re.M) or [""])[0]}
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p.add_argument("--stoker", required=True)
+    p.add_argument("--dir", required=True)
+    p.add_argument("--config")
+    p.add_argument("--steps", type=int, default=6)
+    p.add_argument("--only", help="names of configurations, separated by commas")
+    p.add_argument("--json", help="append the lines to this file")
+    args = p.parse_args()
+    model, data = prepare(args)
+    names = args.only.split(",") if args.only else list(CONFIGS)
+    results = []
+    print("%-16s %10s %10s %8s %8s" % ("config", "predicted", "measured", "error", "memory"))
+    for name in names:
+        r = run(args, name, model, data)
+        results.append(r)
+        print("%-16s %8.3f s %8.3f s %+7.1f%% %+7.1f%%" % (name, r["predicted_s"], r["measured_s"], r["error_pct"], r["memory_error_pct"]), flush=True)
+        if args.json:
+            with open(args.json, "a") as f:
+                f.write(json.dumps(r) + "\n")
+    print("largest error of time %.1f %%, of memory %.1f %%" % (max(abs(r["error_pct"]) for r in results),
+                                                              max(abs(r["memory_error_pct"]) for r in results)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+/* engine/machine.c - the machine at hand, measured in half a second, and the simulated one.
+ *
+ * Application's thread, before and after stk_seal. Owns buffers for the time of a measurement only.
+ * Must not know plans. Figures are medians of a few runs over as many bytes as the model moves, at
+ * most BUFFER_ELEMS parameters: a model that fits the cache is updated in the cache. */
+#include "engine/machine.h"
+#include "base/convert.h"
+#include "base/cpu.h"
+#include "base/sys.h"
+#include "nvme/io_sim.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define BUFFER_ELEMS (32ull << 20) /* 14 bytes each: more than most caches hold */
+#define LEAST_ELEMS 65536ull
+#define RUNS 5
+#define HOPS 64
+#define DRIVE_LATENCY_NS 100000u /* of a drive that is not simulated: of the order of a flash read */
+
+/* --- measuring -------------------------------------------------------------------------------- */
+
+struct bench {
+    stk_engine *e;
+    uint8_t *memory;
+    uint64_t n, size_bytes;     /* elements */
+    uint32_t threads;
+    uint32_t sink;
+};
+typedef void bench_fn(struct bench *b);
+
+static void run_adam(struct bench *b)
+{
+    uint8_t *at = b->memory;
+    float *m = (float *)(void *)at, *v = m + b->n;
+    uint16_t *param = (uint16_t *)(void *)(v + b->n), *grad = param + 2 * b->n;
+    stk_adam_bf16(param, (int16_t *)(param + b->n), m, v, grad, b->n, STK_ADAMW, 1e-5, 0.9, 0.999,
+                  1e-8, 0.01, 1.0, 7, b->threads);
+}
+
+static void run_cast(struct bench *b)
+{
+    struct convert_sum sum;
+    convert_grad_bf16((const float *)(void *)b->memory,
+                      (uint16_t *)(void *)(b->memory + 4 * b->n), b->n, 1.0f, &sum);
+}
+
+static void run_copy(struct bench *b)
+{
+    memcpy(b->memory + b->size_bytes / 2, b->memory, b->size_bytes / 2);
+}
+
+static void run_zero(struct bench *b)
+{
+    const uint64_t piece = 1u << 20, pieces = b->size_bytes / piece;
+#pragma omp parallel for num_threads(b->threads) schedule(static)
+    for (uint64_t i = 0; i < pieces; i++) memset(b->memory + i * piece, 0, piece);
+}
+
+static void run_checksum(struct bench *b) { b->sink ^= measure_checksum(b->memory, b->size_bytes / 4); }
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* Median rate; 0: the clock does not move. */
+static double rate_of(struct bench *b, bench_fn *fn, double bytes)
+{
+    double ns[RUNS];
+    fn(b);
+    for (int i = 0; i < RUNS; i++) {
+        uint64_t t0 = exec_now_ns(b->e->ex);
+        fn(b);
+        ns[i] = (double)(exec_now_ns(b->e->ex) - t0);
+    }
+    qsort(ns, RUNS, sizeof ns[0], by_value);
+    return ns[RUNS / 2] > 0 ? bytes / ns[RUNS / 2] * 1e9 : 0;
+}
+
+static void set_wait_event(void *engine)
+{
+    exec_event_set(&((stk_engine *)engine)->wait_event);
+}
+
+/* There and back between two threads: what a completion takes through the engine lane. */
+static uint64_t hop_ns(stk_engine *e)
+{
+    double ns[HOPS];
+    for (int i = 0; i < HOPS; i++) {
+        uint64_t t0 = exec_now_ns(e->ex);
+        exec_event_reset(&e->wait_event);
+        exec_task_init(&e->wait_task, set_wait_event, e);
+        exec_post(e->lane, &e->wait_task);
+        if (exec_event_wait(&e->wait_event, t0 + 1000000000u, NULL) != STK_OK) return 0;
+        ns[i] = (double)(exec_now_ns(e->ex) - t0);
+    }
+    qsort(ns, HOPS, sizeof ns[0], by_value);
+    return (uint64_t)ns[HOPS / 2];
+}
+
+static uint64_t model_elems(const stk_engine *e)
+{
+    uint64_t n = 0;
+    for (uint32_t i = 0; i < e->n_blocks; i++)
+        for (uint32_t k = 0; k < e->blocks[i].n_tensors; k++) n += e->blocks[i].tensors[k].n_elems;
+    if (n > BUFFER_ELEMS) n = BUFFER_ELEMS;
+    /* little is held yet, but the peak of the process counts */
+    if (e->cfg.host_memory && n > e->cfg.host_memory / 56) n = e->cfg.host_memory / 56;
+    n = n / 64 * 64;
+    return n < LEAST_ELEMS ? LEAST_ELEMS : n;
+}
+
+static void measure_rates_of_host(struct bench *b, stk_machine *m)
+{
+    double n = (double)b->n, size = (double)b->size_bytes, widest;
+    m->update_bytes_per_s = rate_of(b, run_adam, 26 * n);
+    m->cast_bytes_per_s = rate_of(b, run_cast, 2 * n);
+    m->copy_in_bytes_per_s = m->copy_out_bytes_per_s = rate_of(b, run_copy, size / 2);
+    m->checksum_bytes_per_s = rate_of(b, run_checksum, size / 4);
+    b->threads = m->cores;
+    m->device_bytes_per_s = rate_of(b, run_zero, (double)(b->size_bytes >> 20 << 20));
+    widest = m->update_bytes_per_s > m->device_bytes_per_s ? m->update_bytes_per_s
+                                                           : m->device_bytes_per_s;
+    m->dram_bytes_per_s = widest > 2 * m->copy_in_bytes_per_s ? widest : 2 * m->copy_in_bytes_per_s;
+}
+
+stk_status stk_machine_measure(stk_engine *e, stk_machine *out)
+{
+    stk_error_clear(&e->err);
+    if (eng_state(e) != ENG_DESCRIBE || exec_kind_of(e->ex) == EXEC_SIM)
+        return eng_refuse_state(e, "stk_machine_measure", "before stk_seal, not in simulation");
+    struct bench b = { .e = e, .n = model_elems(e) };
+    b.size_bytes = 14 * b.n;
+    b.memory = sys_mmap(b.size_bytes, true);
+    if (!b.memory)
+        return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory to measure this machine");
+    memset(b.memory, 0, b.size_bytes);
+    stk_machine_init(out, sizeof *out);
+    snprintf(out->name, sizeof out->name, "this machine");
+    cpu_name(out->text, sizeof out->text);
+    out->on_host = true;
+    out->cores = cpu_count("");
+    out->flops_per_s = e->caps.matmul_flops_per_s;
+    b.threads = e->cfg.update_threads ? e->cfg.update_threads : out->cores;
+    measure_rates_of_host(&b, out);
+    sys_munmap(b.memory, b.size_bytes);
+    out->hop_ns = hop_ns(e);
+    e->predicting = true;
+    return STK_OK;
+}
+
+/* --- drives ----------------------------------------------------------------------------------- */
+
+bool machine_drives(const stk_engine *e, stk_machine *m, uint8_t drive_of_path[STK_NVME_MAX])
+{
+    uint8_t of_first[STK_NVME_MAX] = { 0 };
+    m->n_drives = 0;
+    for (uint32_t i = 0; i < e->n_paths; i++) {
+        stk_drive d;
+        if (!stk_drive_info(e, i, &d) || !(d.both_bytes_per_s > 0)) return false;
+        if (d.first_of_drive == i) {
+            of_first[i] = (uint8_t)m->n_drives;
+            m->drives[m->n_drives++] =
+                (stk_machine_drive){ .read_bytes_per_s = d.read_bytes_per_s,
+                                     .write_bytes_per_s = d.write_bytes_per_s,
+                                     .both_bytes_per_s = d.both_bytes_per_s,
+                                     .latency_ns = DRIVE_LATENCY_NS };
+        }
+        drive_of_path[i] = of_first[d.first_of_drive];
+    }
+    return true;
+}
+
+/* --- simulated -------------------------------------------------------------------------------- */
+
+struct dev_model machine_model(const stk_machine *m)
+{
+    return (struct dev_model){ .flops_per_s = m->flops_per_s,
+                               .copy_in_bytes_per_s = m->copy_in_bytes_per_s,
+                               .copy_out_bytes_per_s = m->copy_out_bytes_per_s,
+                               .memory_bytes_per_s = m->device_bytes_per_s,
+                               .launch_ns = m->launch_ns,
+                               .update_bytes_per_s = m->update_bytes_per_s };
+}
+
+static void simulated_drives(const stk_engine *e, stk_machine *m)
+{
+    const struct io_sim_cfg *c = e->cfg.sim_disk;
+    if (!c || e->cfg.storage != STK_STORAGE_SIM) return;
+    m->n_drives = e->n_paths > 1 ? e->n_paths : 1;
+    for (uint32_t i = 0; i < m->n_drives; i++) {
+        double r = c->drives[i].read_bytes_per_s, w = c->drives[i].write_bytes_per_s;
+        stk_machine_drive *d = &m->drives[i];
+        d->read_bytes_per_s = r > 0 ? r : c->read_bytes_per_s;
+        d->write_bytes_per_s = w > 0 ? w : c->write_bytes_per_s;
+        /* so that halves of the time for each direction are all there is */
+        if (c->shared_rate)
+            d->both_bytes_per_s = 2 * d->read_bytes_per_s * d->write_bytes_per_s /
+                                  (d->read_bytes_per_s + d->write_bytes_per_s);
+        d->latency_ns = c->latency_ns;
+    }
+}
+
+/* Nothing is shared there but the two directions of a disk: each stream, the team and each drive
+ * has a clock of its own (gpu/host/host_spans.c, nvme/io_sim.c, engine/issue.c). */
+bool machine_simulated(const stk_engine *e, stk_machine *out)
+{
+    struct dev_model d;
+    if (!e->caps.modelled_time) return false;
+    stk_machine_init(out, sizeof *out);
+    snprintf(out->name, sizeof out->name, "the simulated machine");
+    dev_model_read(e->dev, &d);
+    out->cores = 1;
+    out->flops_per_s = d.flops_per_s;
+    out->device_bytes_per_s = d.memory_bytes_per_s;
+    out->launch_ns = d.launch_ns;
+    out->copy_in_bytes_per_s = d.copy_in_bytes_per_s;
+    out->copy_out_bytes_per_s = d.copy_out_bytes_per_s;
+    out->cast_bytes_per_s = d.memory_bytes_per_s / 3; /* 4 read and 2 written for 2 made */
+    out->update_bytes_per_s = d.update_bytes_per_s;
+    simulated_drives(e, out);
+    return true;
+}

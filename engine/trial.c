@@ -1,0 +1,292 @@
+/* engine/trial.c - visits tried before the first step, to know what they take.
+ *
+ * Application's thread; the client queues the visit's work, the compute stream's own clock says how
+ * long it ran. Owns, after a dry seal, memory for one visit at a time and for the client's
+ * reservations; after a real one the plan's own slots are used, which hold nothing yet. Must not know
+ * what a visit computes, nor what its figures are for.
+ *
+ * KINDS. Visits of micro-batch 0 that are alike in place's sizes and FLOPs, direction and
+ * recomputation are one kind. Each kind is tried once, then again while time is left: the first try,
+ * which finds threads that are not there yet, counts only where there is no other. Tries take the
+ * visits of a kind in turn (after a dry seal: copies of the memory in turn), because a step does not
+ * find its parameters and accumulators in a cache either. */
+#include "engine/engine.h"
+#include "base/sys.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define KINDS_MAX 32
+#define TRIES_MAX 9
+#define COPIES_MAX 8 /* of parameters and accumulator, dry */
+#define GIVE_UP 5.0 /* times STK_TRIAL_NS: a round that takes longer by its FLOPs is not begun */
+
+struct kind { uint32_t visit, alike, tries; double ns[TRIES_MAX]; }; /* alike: visits of this kind */
+
+struct eng_trial {
+    struct kind kind[KINDS_MAX];
+    uint32_t n_kinds, at, round;
+    bool busy, over;
+    uint64_t begin_ns, round_ns, busy_ns;
+    struct mem *mem;            /* dry: the client's reservations in host memory */
+    uint8_t *device;            /* dry: of the device, laid out by struct places */
+    uint32_t copies;
+    uint32_t index;             /* of the visit at hand */
+};
+
+/* Offsets of what one visit needs, in the dry device's one reservation. */
+struct places { uint64_t param, acc, copy, in, out, full, flow, workspace, reserves, size; };
+
+static uint64_t round_page(uint64_t x) { return (x + 4095) / 4096 * 4096; }
+
+static bool alike(const stk_engine *e, const struct plan_visit *a, const struct plan_visit *b)
+{
+    const struct plan_place_in *x = &e->pplaces[a->place], *y = &e->pplaces[b->place];
+    const struct plan_block_in *p = &e->pblocks[a->block], *q = &e->pblocks[b->block];
+    return a->dir == b->dir && a->recompute == b->recompute && x->flops == y->flops &&
+           x->fused == y->fused && x->in_bytes == y->in_bytes && x->full_bytes == y->full_bytes &&
+           p->param_bytes == q->param_bytes && p->acc_bytes == q->acc_bytes;
+}
+
+static void find_kinds(stk_engine *e, struct eng_trial *t)
+{
+    const struct plan *p = e->plan_train;
+    for (uint32_t i = 0; i < p->n_visits; i++) {
+        const struct plan_visit *v = &p->visits[i];
+        uint32_t k = 0;
+        if (v->micro != 0) continue;
+        while (k < t->n_kinds && !alike(e, &p->visits[t->kind[k].visit], v)) k++;
+        if (k < t->n_kinds) {
+            t->kind[k].alike++;
+            continue;
+        }
+        if (t->n_kinds == KINDS_MAX) { /* too many to try: none is known */
+            t->over = true;
+            return;
+        }
+        t->kind[t->n_kinds++] = (struct kind){ .visit = i, .alike = 1 };
+    }
+}
+
+/* The visit of a kind whose turn it is. */
+static uint32_t visit_of(const stk_engine *e, const struct kind *k)
+{
+    const struct plan *p = e->plan_train;
+    uint32_t turn = k->tries % k->alike;
+    for (uint32_t i = k->visit; i < p->n_visits; i++) {
+        const struct plan_visit *v = &p->visits[i];
+        if (v->micro == 0 && alike(e, v, &p->visits[k->visit]) && turn-- == 0) return i;
+    }
+    return k->visit;
+}
+
+/* --- memory after a dry seal ------------------------------------------------------------------ */
+
+static uint64_t slot_bytes(const struct plan *p, uint32_t slot)
+{
+    return slot == PLAN_NO ? 0 : round_page(p->slots[slot].size_bytes);
+}
+
+static void grow(uint64_t *at, uint64_t bytes)
+{
+    if (bytes > *at) *at = bytes;
+}
+
+static struct places lay_out(const stk_engine *e, const struct eng_trial *t)
+{
+    const struct plan *p = e->plan_train;
+    struct places most = { 0 }, at = { 0 };
+    for (uint32_t k = 0; k < t->n_kinds; k++) {
+        const struct plan_visit *v = &p->visits[t->kind[k].visit];
+        grow(&most.param, round_page(e->pblocks[v->block].param_bytes));
+        grow(&most.acc, slot_bytes(p, v->acc_slot));
+        grow(&most.in, slot_bytes(p, v->in_slot));
+        grow(&most.out, slot_bytes(p, v->out_slot));
+        grow(&most.full, slot_bytes(p, v->full_slot));
+        grow(&most.flow, slot_bytes(p, v->flow_slot));
+    }
+    at.acc = at.param + most.param;
+    at.copy = at.acc + most.acc; /* bytes of one copy of both */
+    at.in = at.copy * (t->copies ? t->copies : 1);
+    at.out = at.in + most.in;
+    at.full = at.out + most.out;
+    at.flow = at.full + most.full;
+    at.workspace = at.flow + most.flow;
+    at.reserves = at.workspace + round_page(e->workspace_bytes);
+    at.size = at.reserves;
+    for (uint32_t i = 0; i < e->n_reserves; i++)
+        if (e->reserves[i].where == STK_ON_DEVICE) at.size += round_page(e->reserves[i].size_bytes);
+    return at;
+}
+
+/* False: it does not fit, and nothing is tried. */
+static bool reserve(stk_engine *e, struct eng_trial *t)
+{
+    struct places at = lay_out(e, t);
+    struct mem_limits lim;
+    struct stk_error ignored = { 0 };
+    uint64_t host = 0, device, most;
+    void *base;
+    mem_limits_read("", &lim);
+    for (uint32_t i = 0; i < e->n_reserves; i++)
+        if (e->reserves[i].where == STK_ON_HOST) host += round_page(e->reserves[i].size_bytes);
+    most = lim.available_bytes / 2;
+    if (e->cfg.host_memory && e->cfg.host_memory < most) most = e->cfg.host_memory;
+    if (at.size > e->device_limit || at.size + host > most) return false;
+    most = most - host < e->device_limit ? most - host : e->device_limit;
+    for (t->copies = COPIES_MAX; t->copies > 1 && lay_out(e, t).size > most; t->copies--) {}
+    at = lay_out(e, t);
+    device = at.reserves;
+    if (mem_open(&t->mem, &ignored) != STK_OK) return false;
+    if (dev_reserve(e->dev, at.size, &base, &ignored) != STK_OK) return false;
+    t->device = base;
+    for (uint32_t i = 0; i < e->n_reserves; i++) {
+        struct eng_reserve *r = &e->reserves[i];
+        if (r->where == STK_ON_DEVICE) {
+            r->base = t->device + device;
+            device += round_page(r->size_bytes);
+        } else if (mem_reserve(t->mem, r->owner, "", round_page(r->size_bytes), &r->base,
+                               &ignored) != STK_OK) {
+            return false;
+        }
+    }
+    e->workspace = t->device + at.workspace;
+    return true;
+}
+
+static void fill_dry(stk_engine *e, const struct eng_trial *t, uint32_t index, stk_visit *v)
+{
+    const struct plan_visit *pv = &e->plan_train->visits[index];
+    struct places at = lay_out(e, t);
+    bool backward = pv->dir == PLAN_BACKWARD;
+    uint64_t copy = at.copy * (t->kind[t->at].tries % t->copies);
+    *v = (stk_visit){ .index = index,
+                      .place = pv->place,
+                      .block = pv->block,
+                      .micro = pv->micro,
+                      .dir = backward ? STK_BACKWARD : STK_FORWARD,
+                      .recompute = pv->recompute,
+                      .first_of_block = pv->first_of_block,
+                      .last_of_block = pv->last_of_block,
+                      .param = t->device + copy + at.param,
+                      .workspace = e->workspace,
+                      .workspace_bytes = e->workspace_bytes,
+                      .stream = e->compute,
+                      .loss_scale = 1 };
+    if (backward && pv->acc_slot != PLAN_NO) v->grad = (float *)(void *)(t->device + copy + at.acc);
+    if (pv->in_slot != PLAN_NO) v->in = t->device + at.in;
+    if (pv->out_slot != PLAN_NO) v->out = t->device + at.out;
+    if (pv->full_slot != PLAN_NO) v->full = t->device + at.full;
+    if (pv->flow_slot != PLAN_NO) v->flow = t->device + at.flow;
+}
+
+/* --- trying ----------------------------------------------------------------------------------- */
+
+static bool too_long(const stk_engine *e, const struct eng_trial *t)
+{
+    double flops = 0, rate = e->caps.matmul_flops_per_s;
+    for (uint32_t k = 0; k < t->n_kinds; k++)
+        flops += e->plan_train->visits[t->kind[k].visit].flops;
+    return rate > 0 && flops / rate * 1e9 > GIVE_UP * STK_TRIAL_NS;
+}
+
+static stk_status begin(stk_engine *e)
+{
+    struct eng_trial *t = e->trial = sys_calloc(1, sizeof *t);
+    if (!t) return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory to try visits");
+    t->over = !e->plan_train || e->cfg.own_order || exec_kind_of(e->ex) == EXEC_SIM;
+    if (!t->over) find_kinds(e, t);
+    t->over = t->over || t->n_kinds == 0 || too_long(e, t);
+    if (!t->over && e->state == ENG_DRY) t->over = !reserve(e, t);
+    t->begin_ns = t->round_ns = exec_now_ns(e->ex);
+    return STK_OK;
+}
+
+/* A round is over: another one while it will end in time, but never fewer than two where the first
+ * was short enough. */
+static void next_round(stk_engine *e, struct eng_trial *t)
+{
+    uint64_t now = exec_now_ns(e->ex), took = now - t->round_ns;
+    t->at = 0;
+    t->round++;
+    t->round_ns = now;
+    if (t->round == 1 && took < 3ull * STK_TRIAL_NS) return;
+    t->over = t->round >= TRIES_MAX || now - t->begin_ns + took > STK_TRIAL_NS;
+}
+
+stk_status stk_trial_next(stk_engine *e, stk_visit *v)
+{
+    stk_error_clear(&e->err);
+    enum eng_state s = eng_state(e);
+    if ((s != ENG_READY && s != ENG_DRY) || e->begun > 0 || (e->trial && e->trial->busy))
+        return eng_refuse_state(e, "stk_trial_next", "after stk_seal, before the first step");
+    if (!e->trial) STK_TRY(begin(e));
+    struct eng_trial *t = e->trial;
+    if (!t->over && t->at == t->n_kinds) next_round(e, t);
+    if (t->over) return STK_END;
+    STK_TRY(dev_sync(e->compute, &e->err));
+    uint32_t index = t->index = visit_of(e, &t->kind[t->at]);
+    if (s == ENG_DRY) fill_dry(e, t, index, v);
+    else step_fill_visit(e, e->plan_train, index, v);
+    t->busy = true;
+    t->busy_ns = dev_stream_busy_ns(e->compute);
+    return STK_OK;
+}
+
+stk_status stk_trial_done(stk_engine *e, const stk_visit *v)
+{
+    stk_error_clear(&e->err);
+    struct eng_trial *t = e->trial;
+    if (!t || !t->busy || v->index != t->index)
+        return eng_refuse_state(e, "stk_trial_done", "after stk_trial_next");
+    stk_status st = dev_sync(e->compute, &e->err);
+    struct kind *k = &t->kind[t->at];
+    k->ns[k->tries++] = (double)(dev_stream_busy_ns(e->compute) - t->busy_ns);
+    t->busy = false;
+    t->at++;
+    if (st != STK_OK) e->state = ENG_FAILED;
+    return st;
+}
+
+/* --- what was found --------------------------------------------------------------------------- */
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+static double time_of(const struct kind *k)
+{
+    double ns[TRIES_MAX];
+    uint32_t n = k->tries > 1 ? k->tries - 1 : k->tries;
+    memcpy(ns, k->ns + (k->tries - n), n * sizeof ns[0]);
+    qsort(ns, n, sizeof ns[0], by_value);
+    return n % 2 ? ns[n / 2] : (ns[n / 2 - 1] + ns[n / 2]) / 2;
+}
+
+bool trial_cost(const stk_engine *e, uint32_t place, stk_visit_cost *out)
+{
+    const struct eng_trial *t = e->trial;
+    bool found = false;
+    *out = (stk_visit_cost){ 0 };
+    for (uint32_t i = 0; t && i < e->plan_train->n_visits; i++) {
+        const struct plan_visit *v = &e->plan_train->visits[i];
+        if (v->place != place || v->micro != 0) continue;
+        for (uint32_t k = 0; k < t->n_kinds; k++) {
+            const struct kind *x = &t->kind[k];
+            if (!x->tries || !alike(e, &e->plan_train->visits[x->visit], v)) continue;
+            *(v->dir == PLAN_FORWARD ? &out->forward_ns : &out->backward_ns) = time_of(x);
+            found = true;
+        }
+    }
+    return found;
+}
+
+void trial_free(stk_engine *e)
+{
+    if (!e->trial) return;
+    mem_close(e->trial->mem);
+    sys_free(e->trial);
+    e->trial = NULL;
+}
