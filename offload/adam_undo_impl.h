@@ -104,13 +104,25 @@ ADAM_INLINE bool adam_group_list(const struct adam_group *g, const struct adam_s
         return false;
     }
     struct adam_side *to = r->side + r->side_n;
+    bool spare = r->side_cap - r->side_n - bad_n >= 2;
     __builtin_prefetch(to + 32, 1);
     r->side_n += bad_n;
-    for (uint32_t w = 0; w < ADAM_GROUP / 64; w++)
-        for (uint64_t b = bad[w]; b; b &= b - 1) {
-            uint32_t j = w * 64 + (uint32_t)__builtin_ctzll(b);
-            *to++ = adam_side_of(layout, (uint32_t)at + j, g->p[j], g->m[j], g->v[j]);
+    for (uint32_t w = 0; w < ADAM_GROUP / 64; w++) {
+        uint64_t b = bad[w];
+        uint32_t at_w = (uint32_t)at + w * 64, n_w = (uint32_t)__builtin_popcountll(b);
+        struct adam_side *end = to + n_w;
+        if (spare) { /* none, one or two of 64 is the rule: written without asking which */
+            for (int twice = 0; twice < 2; twice++, b &= b - 1) {
+                uint32_t j = (uint32_t)__builtin_ctzll(b | 1ull << 63), e = w * 64 + j;
+                *to++ = adam_side_of(layout, at_w + j, g->p[e], g->m[e], g->v[e]);
+            }
         }
+        for (; b; b &= b - 1) {
+            uint32_t j = (uint32_t)__builtin_ctzll(b), e = w * 64 + j;
+            *to++ = adam_side_of(layout, at_w + j, g->p[e], g->m[e], g->v[e]);
+        }
+        to = end;
+    }
     return true;
 }
 
