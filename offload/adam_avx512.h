@@ -1,6 +1,6 @@
-/* offload/adam_avx512.h - how the AVX-512 kernels read and write 16 elements: coefficients, the three
- * layouts, the last elements under a mask. Internal to adam_avx512.c and adam_undo_avx512.c, which
- * are compiled with flags of their own. */
+/* offload/adam_avx512.h - how the AVX-512 kernels read and write 16 elements: coefficients, the
+ * three layouts, the last elements under a mask. Internal to adam_avx512.c and
+ * adam_undo_avx512.c, which are compiled with flags of their own. */
 #ifndef OFFLOAD_ADAM_AVX512_H
 #define OFFLOAD_ADAM_AVX512_H
 

@@ -1,9 +1,9 @@
-/* offload/adam_ref.h - how the scalar kernels read, write and multiply: one element, base instruction
- * set. Internal to adam_ref.c and adam_undo_ref.c (and the test that compares the software fma with
- * the instruction).
+/* offload/adam_ref.h - how the scalar kernels read, write and multiply: one element, base
+ * instruction set. Internal to adam_ref.c and adam_undo_ref.c (and the test that compares the
+ * software fma with the instruction).
  *
- * Must not use fmaf(): without the instruction the C library computes it in software with integers,
- * where the thread's flush-to-zero mode has no effect. */
+ * Must not use fmaf(): without the instruction the C library computes it in software with
+ * integers, where the thread's flush-to-zero mode has no effect. */
 #ifndef OFFLOAD_ADAM_REF_H
 #define OFFLOAD_ADAM_REF_H
 
@@ -42,7 +42,10 @@ static inline float load_f32(const void *base, uint64_t i)
     return x;
 }
 
-static inline void store_f32(void *base, uint64_t i, float x) { memcpy((char *)base + i * 4, &x, 4); }
+static inline void store_f32(void *base, uint64_t i, float x)
+{
+    memcpy((char *)base + i * 4, &x, 4);
+}
 
 ADAM_INLINE float load_grad(const struct adam_span *s, uint64_t i, enum adam_layout layout)
 {

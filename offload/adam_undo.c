@@ -1,10 +1,10 @@
-/* offload/adam_undo.c - running the Adam step that can be taken back, taking it back, and making only
- * the new parameter, under the right floating point mode.
+/* offload/adam_undo.c - running the Adam step that can be taken back, taking it back, and making
+ * only the new parameter, under the right floating point mode.
  *
- * Owns what the variants share: the coefficients of the inverse, the side list's way back into the
- * state, and the retreat when the list is full. Must not know how an element is coded (the variants,
- * adam_undo_impl.h) nor when a step is speculated. Pure functions, run by any thread (in training: the
- * members of the update team). */
+ * Owns what the variants share: the coefficients of the inverse, the side list's way back into
+ * the state, and the retreat when the list is full. Must not know how an element is coded (the
+ * variants, adam_undo_impl.h) nor when a step is speculated. Pure functions, run by any thread
+ * (in training: the members of the update team). */
 #include "offload/adam_undo.h"
 
 #include "offload/adam_undo_impl.h"

@@ -1,9 +1,9 @@
-/* offload/adam_undo_avx2.c - the Adam step that records how to take itself back, with AVX2, FMA and
- * F16C; the last elements through a padded temporary.
+/* offload/adam_undo_avx2.c - the Adam step that records how to take itself back, with AVX2, FMA
+ * and F16C; the last elements through a padded temporary.
  *
  * Same operations as adam_undo_ref.c, which explains them. Compiled with flags of its own
- * (meson.build): called only after the dispatch in adam.c has asked the processor. Any thread, under
- * cpu_ftz_enter. */
+ * (meson.build): called only after the dispatch in adam.c has asked the processor. Any thread,
+ * under cpu_ftz_enter. */
 #include "offload/adam_avx2.h"
 #include "offload/adam_undo_impl.h"
 
@@ -68,7 +68,8 @@ ADAM_INLINE uint64_t narrow(__m256i x)
 ADAM_INLINE uint64_t encode(const struct state256 *old, const struct state256 *back, uint32_t *bad)
 {
     __m256i dm = _mm256_add_epi32(distance(old->m, back->m), _mm256_set1_epi32(ADAM_EXP_AVG_BIAS)),
-            dv = _mm256_add_epi32(distance(old->v, back->v), _mm256_set1_epi32(ADAM_EXP_AVG_SQ_BIAS)),
+            dv = _mm256_add_epi32(distance(old->v, back->v),
+                                  _mm256_set1_epi32(ADAM_EXP_AVG_SQ_BIAS)),
             dp = _mm256_add_epi32(distance(old->p, back->p), _mm256_set1_epi32(ADAM_PARAM_BIAS));
     __m256i high = _mm256_or_si256(
         _mm256_srli_epi32(dm, ADAM_EXP_AVG_BITS), /* the fields of v and p are of one width */
@@ -78,8 +79,8 @@ ADAM_INLINE uint64_t encode(const struct state256 *old, const struct state256 *b
     __m256i fits = _mm256_and_si256(_mm256_cmpeq_epi32(high, _mm256_setzero_si256()),
                                     _mm256_castps_si256(numbers));
     *bad = 0xffu & ~(uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(fits));
-    __m256i code = _mm256_or_si256(_mm256_or_si256(dm, _mm256_slli_epi32(dv, ADAM_EXP_AVG_SQ_SHIFT)),
-                                   _mm256_slli_epi32(dp, ADAM_PARAM_SHIFT));
+    __m256i code = _mm256_or_si256(dm, _mm256_slli_epi32(dv, ADAM_EXP_AVG_SQ_SHIFT));
+    code = _mm256_or_si256(code, _mm256_slli_epi32(dp, ADAM_PARAM_SHIFT));
     return narrow(_mm256_and_si256(code, fits));
 }
 

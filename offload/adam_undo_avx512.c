@@ -1,10 +1,10 @@
-/* offload/adam_undo_avx512.c - the Adam step that records how to take itself back, with AVX-512; the
- * last elements under a mask.
+/* offload/adam_undo_avx512.c - the Adam step that records how to take itself back, with AVX-512;
+ * the last elements under a mask.
  *
  * Same operations as adam_undo_ref.c, which explains them. Compiled with flags of its own
- * (meson.build): called only after the dispatch in adam.c has asked the processor. Recording costs
- * no division and no square root more than the plain step, and hides behind theirs. Any thread, under
- * cpu_ftz_enter. */
+ * (meson.build): called only after the dispatch in adam.c has asked the processor. Recording
+ * costs no division and no square root more than the plain step, and hides behind theirs. Any
+ * thread, under cpu_ftz_enter. */
 #include "offload/adam_avx512.h"
 #include "offload/adam_undo_impl.h"
 
@@ -62,7 +62,8 @@ ADAM_INLINE __m512 invert_exp_avg_sq(__m512 v, __m512 gv, const struct inverse51
 ADAM_INLINE __m128i encode(const struct state512 *old, const struct state512 *back, __mmask16 *bad)
 {
     __m512i dm = _mm512_add_epi32(distance(old->m, back->m), _mm512_set1_epi32(ADAM_EXP_AVG_BIAS)),
-            dv = _mm512_add_epi32(distance(old->v, back->v), _mm512_set1_epi32(ADAM_EXP_AVG_SQ_BIAS)),
+            dv = _mm512_add_epi32(distance(old->v, back->v),
+                                  _mm512_set1_epi32(ADAM_EXP_AVG_SQ_BIAS)),
             dp = _mm512_add_epi32(distance(old->p, back->p), _mm512_set1_epi32(ADAM_PARAM_BIAS));
     /* (dv | dp) & ~3, then | (dm & ~15): the fields of v and p are of one width */
     __m512i high = _mm512_ternarylogic_epi32(

@@ -9,14 +9,15 @@
 
 #include <string.h>
 
-/* What taking back needs beside the coefficients (adam_undo.c makes it): 1 / x - 1 of both betas and
- * of 1 + decay, from double. y / beta is computed as fma(beta1, y, y): as near to the quotient as a
- * division, and no division. */
+/* What taking back needs beside the coefficients (adam_undo.c makes it): 1 / x - 1 of both betas
+ * and of 1 + decay, from double. y / beta is computed as fma(beta1, y, y): as near to the
+ * quotient as a division, and no division. */
 struct adam_inverse {
     float beta1, beta2, decay;
 };
 
-/* The record (one byte an element): what is added to the inverse's bits, biased, in three fields. */
+/* The record (one byte an element): what is added to the inverse's bits, biased, in three
+ * fields. */
 enum { ADAM_EXP_AVG_BITS = 4, ADAM_EXP_AVG_SQ_BITS = 2, ADAM_PARAM_BITS = 2 };
 enum { ADAM_EXP_AVG_BIAS = 8, ADAM_EXP_AVG_SQ_BIAS = 1, ADAM_PARAM_BIAS = 1 };
 enum { ADAM_EXP_AVG_SQ_SHIFT = 4, ADAM_PARAM_SHIFT = 6 };
@@ -47,10 +48,10 @@ enum { ADAM_EXP_AVG_SQ_SHIFT = 4, ADAM_PARAM_SHIFT = 6 };
     ADAM_DEFINE_UNDO_ONE(adam_record_fp16__##suffix, adam_undo_fp16__##suffix,             \
                          adam_param_fp16__##suffix, ADAM_FP16, record_fn, undo_fn, param_fn)
 
-/* A SIMD variant records so many elements without a branch: whether an element fits is known only
- * after a square root and a division, and a branch on that, wrong in one vector of seven, threw away
- * what the processor had begun of the next ones (a third of the time). Their old values wait here, in
- * L1; then the list takes what did not fit. */
+/* A SIMD variant records so many elements without a branch: whether an element fits is known
+ * only after a square root and a division, and a branch on that, wrong in one vector of seven,
+ * threw away what the processor had begun of the next ones (a third of the time). Their old
+ * values wait here, in L1; then the list takes what did not fit. */
 enum { ADAM_GROUP = 512 };
 struct adam_group {
     uint32_t p[ADAM_GROUP], m[ADAM_GROUP], v[ADAM_GROUP]; /* old bits */

@@ -1,11 +1,11 @@
 /* offload/adam_undo_ref.c - the Adam step that records how to take itself back, one element at a
  * time: the definition the SIMD variants must equal, state and record.
  *
- * Reads like adam_undo.h. The forward step repeats adam_ref.c (the test holds them together). The
- * inverse is one function for recording and taking back: what it gives need not be near the old
- * value for the result to be right, only the same both times. A NaN may not be the same: which of two
- * an instruction passes on depends on the order that the compiler gave them. So its element goes on
- * the list. Any thread, under cpu_ftz_enter. */
+ * Reads like adam_undo.h. The forward step repeats adam_ref.c (the test holds them together).
+ * The inverse is one function for recording and taking back: what it gives need not be near the
+ * old value for the result to be right, only the same both times. A NaN may not be the same:
+ * which of two an instruction passes on depends on the order that the compiler gave them. So its
+ * element goes on the list. Any thread, under cpu_ftz_enter. */
 #include "offload/adam_ref.h"
 #include "offload/adam_undo_impl.h"
 
@@ -76,12 +76,14 @@ ADAM_INLINE uint64_t record_scalar(const struct adam_span *s, const struct adam_
         uint32_t dm = m_bits - stk_f32_bits(m_back) + ADAM_EXP_AVG_BIAS;
         uint32_t dv = v_bits - stk_f32_bits(v_back) + ADAM_EXP_AVG_SQ_BIAS;
         bool fits = dm >> ADAM_EXP_AVG_BITS == 0 && dv >> ADAM_EXP_AVG_SQ_BITS == 0 &&
-                    dp >> ADAM_PARAM_BITS == 0 && !isnan(p_back) && !isnan(m_back) && !isnan(v_back);
+                    dp >> ADAM_PARAM_BITS == 0 && !isnan(p_back) && !isnan(m_back) &&
+                    !isnan(v_back);
         if (!fits) {
             if (r->side_n == r->side_cap) return i;
             r->side[r->side_n++] = adam_side_of(layout, (uint32_t)i, p_bits, m_bits, v_bits);
         }
-        r->code[i] = fits ? (uint8_t)(dm | dv << ADAM_EXP_AVG_SQ_SHIFT | dp << ADAM_PARAM_SHIFT) : 0;
+        uint32_t code = dm | dv << ADAM_EXP_AVG_SQ_SHIFT | dp << ADAM_PARAM_SHIFT;
+        r->code[i] = fits ? (uint8_t)code : 0;
         s->exp_avg[i] = new.m;
         s->exp_avg_sq[i] = new.v;
         store_param(s, i, layout, new.p);

@@ -1,10 +1,10 @@
-/* tests/offload/measure_undo.c - speed of the recorded Adam step, its undo and the parameter-only step
- * beside the plain step and a read-modify-write loop over as many bytes. No test: run by hand on a
- * quiet machine (`measure_undo [million params] [rounds] [threads] [kernel]`).
+/* tests/offload/measure_undo.c - speed of the recorded Adam step, its undo and the parameter-
+ * only step beside the plain step and a read-modify-write loop over as many bytes. No test: run
+ * by hand on a quiet machine (`measure_undo [million params] [rounds] [threads] [kernel]`).
  *
- * Each thread goes over its part in chunks, each with a record of its own, as the update team does.
- * The gradient is one random array read from a different place at every step, so that the moments
- * are a training's. Times in turn, medians; ratios within a round. */
+ * Each thread goes over its part in chunks, each with a record of its own, as the update team
+ * does. The gradient is one random array read from a different place at every step, so that the
+ * moments are a training's. Times in turn, medians; ratios within a round. */
 #include "base/numeric.h"
 #include "base/rng.h"
 #include "base/sys.h"

@@ -1,10 +1,10 @@
-/* tests/offload/test_adam_undo.c - the recorded Adam step makes the same new state as the plain one,
- * and its undo the old bits: for every kind of input and coefficient, in every variant, recorded by
- * one and taken back by another.
+/* tests/offload/test_adam_undo.c - the recorded Adam step makes the same new state as the plain
+ * one, and its undo the old bits: for every kind of input and coefficient, in every variant,
+ * recorded by one and taken back by another.
  *
- * Whole buffers with sentinels around the span are compared. Where two NaNs meet, which one's payload
- * the plain step leaves is the compiler's choice: new states are then compared as "both NaN"; the old
- * state and the record never are. */
+ * Whole buffers with sentinels around the span are compared. Where two NaNs meet, which one's
+ * payload the plain step leaves is the compiler's choice: new states are then compared as "both
+ * NaN"; the old state and the record never are. */
 #include "tests/offload/undo_world.h"
 
 static struct world before, after, plain, got;
@@ -49,8 +49,8 @@ static bool same_state(const struct world *a, const struct world *b, enum adam_l
 static void say(const char *what, const struct adam_kernel *k, const struct adam_kernel *u,
                 enum adam_layout layout, uint64_t begin, uint64_t n)
 {
-    printf("# %s: recorded by %s, undone by %s, layout %d, begin %" PRIu64 ", n %" PRIu64 "\n", what,
-           k->name, u ? u->name : "-", (int)layout, begin, n);
+    printf("# %s: recorded by %s, undone by %s, layout %d, begin %" PRIu64 ", n %" PRIu64 "\n",
+           what, k->name, u ? u->name : "-", (int)layout, begin, n);
 }
 
 /* `rec` holds the step from `before` to `state`: every variant takes it back. */
@@ -289,8 +289,8 @@ TEST(adam_undo_possible_for_betas_between_0_and_1)
     CHECK(!adam_undo_possible(&c));
 }
 
-/* Only the parameter: nothing else changes, and it is the one that the whole step makes; the state that
- * follows is that of the step alone. */
+/* Only the parameter: nothing else changes, and it is the one that the whole step makes; the
+ * state that follows is that of the step alone. */
 static void param_then_state(enum adam_layout layout, uint64_t begin, uint64_t n,
                              const struct adam_coef *c)
 {

@@ -1,5 +1,6 @@
-/* tests/offload/test_adam_undo_share.c - how many elements need the side list of offload/adam_undo.h
- * in training-like runs: printed as a table, and bounded where the design promises it.
+/* tests/offload/test_adam_undo_share.c - how many elements need the side list of
+ * offload/adam_undo.h in training-like runs: printed as a table, and bounded where the design
+ * promises it.
  *
  * A row of an embedding that is touched in few steps has cold moments and needs more. Gradients
  * are normal with a scale of their own for each element. */
@@ -14,7 +15,7 @@ enum { N = 16384, LAST = 1000 };
 
 struct run {
     const char *name;
-    double lr, beta2, weight_decay, param_scale, touched; /* touched: share of steps with a gradient */
+    double lr, beta2, weight_decay, param_scale, touched; /* of the steps: with a gradient */
     double limit; /* of the share from step 100 on */
 };
 

@@ -1,5 +1,6 @@
-/* tests/offload/undo_world.h - inputs and buffers of the tests of offload/adam_undo.h: a span with
- * sentinels around it, filled with one kind of numbers, and coefficients from ordinary to absurd. */
+/* tests/offload/undo_world.h - inputs and buffers of the tests of offload/adam_undo.h: a span
+ * with sentinels around it, filled with one kind of numbers, and coefficients from ordinary to
+ * absurd. */
 #ifndef TESTS_OFFLOAD_UNDO_WORLD_H
 #define TESTS_OFFLOAD_UNDO_WORLD_H
 
@@ -70,13 +71,14 @@ static uint16_t random_grad(struct rng *r, enum adam_layout layout, enum input k
     return (b & 0x7f80) == 0x7f80 ? (uint16_t)(b - 0x80) : b;
 }
 
-/* Kinds are mixed in one span now and then: elements must not influence each other. `nan`: bit
- * patterns of NaN may be among the state. */
+/* Kinds are mixed in one span now and then: elements must not influence each other. NaNs are
+ * mixed in only where the kind is any bits. */
 static void fill(struct world *w, enum adam_layout layout, enum input kind, struct rng *r)
 {
     memset(w, SENTINEL, sizeof *w);
     for (uint32_t i = 0; i < N_MAX + GUARD; i++) {
-        enum input k = rng_below(r, 8) ? kind : (enum input)rng_below(r, kind < ANY_BITS ? ANY_BITS : INPUTS);
+        uint64_t others = kind < ANY_BITS ? ANY_BITS : INPUTS;
+        enum input k = rng_below(r, 8) ? kind : (enum input)rng_below(r, others);
         float m = random_value(r, k, 1e-3), v = random_value(r, k, 1e-3);
         float p = random_value(r, k == COLD ? ORDINARY : k, 0.02);
         if (k < FINITE) v = fabsf(v);
