@@ -5,6 +5,7 @@
 #include "engine/durable.h"
 #include "engine/machine.h"
 #include "engine/save.h"
+#include "engine/spec.h"
 #include "base/sys.h"
 #include <stdarg.h>
 #include <stdlib.h>
@@ -74,7 +75,7 @@ static stk_status check_choices(stk_engine *e)
         { "grads", (int)c->grads, STK_TIER_NVME },
         { "activations", (int)c->activations, STK_ACT_HOST },
         { "accumulate", (int)c->accumulate, STK_ACCUMULATE_MICRO },
-        { "update", (int)c->update, STK_UPDATE_CHASE },
+        { "update", (int)c->update, STK_UPDATE_SPECULATE },
         { "optimizer", (int)c->optimizer, STK_ADAM },
         { "matmul", (int)c->matmul, STK_MATMUL_BF16 },
         { "storage", (int)c->storage, STK_STORAGE_SIM },
@@ -338,6 +339,8 @@ void stk_close(stk_engine *e)
     run_free(e);
     trace_free(e);
     cache_free(e);
+    spec_free(e);
+    sys_free(e->second);
     drives_free(e);
     plan_free(e->plan_train);
     plan_free(e->plan_eval);

@@ -74,6 +74,8 @@ static void commit_done(struct store_commit *c)
     exec_event_set(&d->event);
 }
 
+bool durable_armed(const stk_engine *e) { return atomic_load(&e->durable.phase) == ARMED; }
+
 void durable_begin(void *engine)
 {
     stk_engine *e = engine;
@@ -277,6 +279,7 @@ stk_status durable_look(stk_engine *e)
     if (st == STK_OK) st = parse(f, &e->durable.doc, &e->err);
     if (st == STK_OK) {
         e->durable.found_step = f->step;
+        e->durable.found_room = f->room;
         st = agree_geometry(e, label(f->step, f->run_id, name), f);
     }
     store_found_free(f);

@@ -18,6 +18,8 @@ stk_status durable_alloc(stk_engine *e);
 void durable_free(stk_engine *e);
 /* After store_open: the chunks are as old as the adopted store says. */
 stk_status durable_adopted(stk_engine *e);
+/* A commit waits for the end of the update: until then nothing but that update may be written. */
+bool durable_armed(const stk_engine *e);
 /* Engine lane: every put of the step asked for is complete. Submits what is armed; else nothing. */
 void durable_begin(void *engine);
 /* The failure of the last commit, once: STK_ERR_IO with its sentence. */

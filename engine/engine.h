@@ -40,6 +40,9 @@ struct eng_reserve {
 struct eng_placement {
     enum chunk_home param, opt, grad;
     enum plan_act act;
+    enum plan_update update;
+    uint32_t spec_chunks;           /* speculate: so many chunks, the first of backward, have room for
+                                     * their undo records (engine/spec.c) */
     uint32_t cached[CHUNK_STATE_N]; /* state on NVMe: its first so many units (PARAM: blocks, else
                                      * chunks, in the update's order) have host homes all the same
                                      * (engine/cache.c) */
@@ -76,6 +79,7 @@ struct run_pool {
 
 struct eng_drive; /* engine/drives.c */
 struct eng_trial; /* engine/trial.c */
+struct eng_spec; /* engine/spec.h */
 
 /* A chunk's arrays, wherever they are (engine/state.c). */
 struct state_view {
@@ -134,6 +138,7 @@ struct eng_durable {
     struct exec_task task;
     struct json_t *doc;             /* config.adopt: what the found step carries */
     uint64_t found_step;
+    uint32_t found_room;            /* versions that its store has room for */
 };
 
 /* engine/save.c: a checkpoint under way. The engine lane's from stk_save_begin to the end, but for
@@ -191,6 +196,7 @@ struct stk_engine {
     struct eng_reserve *reserves; uint32_t n_reserves;
     uint64_t workspace_bytes;
     void *workspace;
+    uint32_t update_threads;        /* members of the update team; from the seal on */
 
     pid_t pid;                      /* of who opened it: a child of fork may not use it (NVM-35) */
 
@@ -232,7 +238,10 @@ struct stk_engine {
     /* the step */
     struct eng_run run;
     struct adam_coef *coef;         /* of each layout tensor, for the pending update */
-    bool pending;                   /* an update is due */
+    bool pending;                   /* part UPDATE is to be run: an update is due, or an undo */
+    struct eng_spec *spec;          /* update mode `speculate`; else NULL */
+    uint8_t **second;               /* update mode `split`: the other place of each chunk's parameter,
+                                     * written by the next update; NULL: not split. Engine lane */
     uint64_t begun, updates, skipped_total, skipped_row;
     double loss_scale, grad_loss_scale; uint32_t scale_good; /* grad_loss_scale: inside the
                                                               * gradients at hand */
@@ -287,6 +296,14 @@ stk_status place_input(stk_engine *e, const struct eng_placement *pl, enum plan_
 stk_status place_choose(stk_engine *e, uint64_t host_limit, uint64_t device_limit,
                         struct eng_placement *out);
 bool place_trains(const stk_engine *e);
+/* `split`: the second buffer of a block's parameters; 0: it is not split. Of all blocks. */
+uint64_t place_second_of(const stk_engine *e, const struct eng_placement *pl, uint32_t block);
+uint64_t place_second_bytes(const stk_engine *e, const struct eng_placement *pl);
+void mode_note(stk_engine *e, const struct eng_placement *pl);
+/* Versions of an extent that the store has room for. */
+uint32_t place_store_room(const stk_engine *e, const struct eng_placement *pl);
+/* The update mode of a placement: what the client asked for, as far as it can be done. */
+enum plan_update update_mode_choose(const stk_engine *e, const struct eng_placement *pl);
 /* Writes the rows of the table for a placement (mem_note for what has no memory of ours). */
 stk_status place_table(stk_engine *e, const struct eng_placement *pl, struct mem *m,
                        struct stk_error *err);
@@ -332,6 +349,7 @@ void run_complete(stk_engine *e, uint32_t node);
 void run_abandon(stk_engine *e, uint32_t from); /* own order: visits `from`... count as made, the
                                                  * one to hold as handed out */
 void run_release_hold(stk_engine *e);            /* own order: the held visit completes */
+void run_pass_early(stk_engine *e, uint32_t node); /* a passable node that waits completes now */
 void run_fail(stk_engine *e, const struct stk_error *err);
 struct run_op *run_op_take(stk_engine *e, uint32_t resource, uint32_t node);
 void run_op_give(stk_engine *e, uint32_t resource, struct run_op *op);
@@ -360,6 +378,8 @@ void norm_collect(stk_engine *e);               /* engine lane, PLAN_NORM: sums 
 /* Application's thread at step end: clip factor or skip, loss scale, coefficients. True: the update
  * is due. */
 bool norm_decide(stk_engine *e);
+/* Coefficients of every touched tensor for its step `steps` + `more`. */
+void norm_coefficients(const stk_engine *e, double grad_scale, uint64_t more, struct adam_coef *out);
 double norm_clip_factor(double norm, double clip); /* min(1, clip / (norm + 1e-6)) as torch has it;
                                                     * 1 without clip; always in (0, 1] */
 

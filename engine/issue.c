@@ -5,6 +5,8 @@
  * store's lanes, streams and the update team. Must not know why a node is in the plan. Every
  * completion checks its status: an error ends the run with a sentence (run_fail). */
 #include "engine/save.h"
+#include "engine/spec.h"
+#include "engine/update.h"
 #include "gpu/ops.h"
 #include <string.h>
 
@@ -32,8 +34,9 @@ static void store_done(struct store_op *s)
         run_fail(e, &err);
     } else if (n->kind == PLAN_FETCH) {
         e->counts.nvme_read += n->bytes;
-        if (n->state == CHUNK_PARAM && n->part == PLAN_RUN_VISITS && !n->for_next)
+        if (n->state == CHUNK_PARAM && n->part == PLAN_RUN_VISITS && !n->for_next && !n->spec)
             e->counts.param_fetch += n->bytes;
+        if (e->spec) spec_fetched(e, n);
     } else {
         e->counts.nvme_write += n->bytes;
     }
@@ -61,9 +64,10 @@ static bool issue_store(stk_engine *e, uint32_t node, bool put)
     stk_status st;
     if (put) {
         /* a forward visit will read the new parameters; gradients free what backward fills next */
-        s->cls = n->state == CHUNK_OPT ? IO_WRITE_BACK : IO_DEMAND;
+        s->cls = n->state == CHUNK_OPT || n->spec ? IO_WRITE_BACK : IO_DEMAND;
         s->buf = eng_slot(e, e->run.plan, n->src_slot, n->src_offset_bytes);
-        s->version = n->state == CHUNK_GRAD ? e->begun : e->update_version;
+        s->version = n->state == CHUNK_GRAD ? e->begun : c->version;
+        s->keep = n->spec;
         if (n->state == CHUNK_GRAD) c->grad_version = e->begun;
         st = store_put(e->store, s, &err);
     } else {
@@ -173,24 +177,16 @@ static bool issue_cast(stk_engine *e, uint32_t node)
 
 /* --- the update ------------------------------------------------------------------------------- */
 
-struct update_slice {
-    const stk_engine *e;
-    uint8_t *param, *opt, *grad;
-    uint32_t begin, end, n_elems; /* elements of the chunk; n_elems: of the whole chunk */
-};
-
-static void update_piece(void *arg, uint32_t tensor, uint64_t tensor_elem, uint32_t chunk_elem,
-                         uint32_t n)
+bool update_span(const struct update_slice *u, uint32_t tensor, uint32_t chunk_elem, uint32_t n,
+                 struct adam_span *s, uint32_t *at)
 {
-    const struct update_slice *u = arg;
-    (void)tensor_elem;
     uint32_t from = chunk_elem > u->begin ? chunk_elem : u->begin;
     uint32_t to = chunk_elem + n < u->end ? chunk_elem + n : u->end;
-    if (from >= to || !u->e->layout->tensors[tensor].touched) return;
-    bool bf16 = u->e->layout->dtype == CHUNK_BF16;
-    uint64_t first = bf16 ? 2 : 4; /* bytes of low or master */
+    if (from >= to || !u->e->layout->tensors[tensor].touched) return false;
+    uint64_t first = u->e->layout->dtype == CHUNK_BF16 ? 2 : 4; /* bytes of low or master */
     uint64_t all = u->n_elems;
-    struct adam_span s = {
+    *at = from;
+    *s = (struct adam_span){
         .n = to - from,
         .param = u->param + 2ull * from,
         .low_or_master = u->opt + first * from,
@@ -199,20 +195,23 @@ static void update_piece(void *arg, uint32_t tensor, uint64_t tensor_elem, uint3
         .grad = u->grad + 2ull * from,
         .way = u->e->way,
     };
-    adam_run(u->e->adam, bf16 ? ADAM_BF16_SPLIT : ADAM_FP16, &s, &u->e->coef[tensor]);
+    return true;
 }
 
 static uint8_t *update_state(stk_engine *e, const struct plan_node *n, enum chunk_state s)
 {
     const struct stk_chunk *c = &e->layout->chunks[n->chunk];
     if (c->home[s] == CHUNK_HOST) return c->host[s];
+    /* a speculative update finds the gradient where its cast left it */
+    if (s == CHUNK_GRAD && n->spec) return eng_slot(e, e->run.plan, n->src_slot, 0);
+    if (n->slot == PLAN_NO) return NULL; /* UNDO: state that it does not touch */
     return eng_slot(e, e->run.plan, n->slot,
                     n->slot_offset_bytes + plan_update_offset(&e->pchunks[n->chunk], s));
 }
 
 /* Device sim: what a slice of so many bytes takes its member of the team. The whole team has the
  * rate, so each member has its part of it. */
-static void model_team(const stk_engine *e, uint64_t bytes)
+void update_model_team(const stk_engine *e, uint64_t bytes)
 {
     struct dev_model m;
     if (!e->caps.modelled_time) return;
@@ -222,16 +221,16 @@ static void model_team(const stk_engine *e, uint64_t bytes)
     exec_lane_busy(exec_lane_current(e->ex), (uint64_t)((double)bytes / rate * 1e9));
 }
 
-static void update_slice_run(void *arg, uint32_t slice, uint32_t n_slices)
+void update_slice_fill(stk_engine *e, const struct plan_node *n, uint32_t slice, uint32_t n_slices,
+                       struct update_slice *u)
 {
-    struct run_op *op = arg;
-    stk_engine *e = op->e;
-    const struct plan_node *n = node_of(e, op->node);
     const struct stk_chunk *c = &e->layout->chunks[n->chunk];
     /* whole cache lines of every array to each member */
     uint64_t groups = c->n_elems / CHUNK_ALIGN_ELEMS;
-    struct update_slice u = {
+    *u = (struct update_slice){
         .e = e,
+        .layout = e->layout->dtype == CHUNK_BF16 ? ADAM_BF16_SPLIT : ADAM_FP16,
+        .coef = e->coef,
         .param = update_state(e, n, CHUNK_PARAM),
         .opt = update_state(e, n, CHUNK_OPT),
         .grad = update_state(e, n, CHUNK_GRAD),
@@ -239,8 +238,38 @@ static void update_slice_run(void *arg, uint32_t slice, uint32_t n_slices)
         .end = (uint32_t)(groups * (slice + 1) / n_slices) * CHUNK_ALIGN_ELEMS,
         .n_elems = c->n_elems,
     };
-    adam_pieces(e->layout, c, u.begin, u.end, e->coef, update_piece, &u);
-    model_team(e, n->bytes / n_slices);
+}
+
+void update_piece(void *arg, uint32_t tensor, uint64_t tensor_elem, uint32_t chunk_elem, uint32_t n)
+{
+    const struct update_slice *u = arg;
+    struct adam_span s;
+    uint32_t at;
+    (void)tensor_elem;
+    if (!update_span(u, tensor, chunk_elem, n, &s, &at)) return;
+    if (u->param_out) {
+        s.param_out = u->param_out + 2ull * at;
+        adam_param_only(u->e->adam, u->layout, &s, &u->coef[tensor]);
+    } else {
+        adam_run(u->e->adam, u->layout, &s, &u->coef[tensor]);
+    }
+}
+
+/* `split`: UPDATE makes the new parameter in the block's second buffer, which becomes the first;
+ * COMMIT makes the state, and the same parameter where the old one was. */
+static void update_slice_run(void *arg, uint32_t slice, uint32_t n_slices)
+{
+    struct run_op *op = arg;
+    stk_engine *e = op->e;
+    const struct plan_node *n = node_of(e, op->node);
+    struct update_slice u;
+    update_slice_fill(e, n, slice, n_slices, &u);
+    if (e->second && e->second[n->chunk]) {
+        if (n->kind == PLAN_COMMIT) u.param = e->second[n->chunk];
+        else u.param_out = e->second[n->chunk];
+    }
+    adam_pieces(e->layout, &e->layout->chunks[n->chunk], u.begin, u.end, u.coef, update_piece, &u);
+    update_model_team(e, n->bytes / n_slices);
 }
 
 static void update_done(void *arg)
@@ -248,29 +277,45 @@ static void update_done(void *arg)
     struct run_op *op = arg;
     stk_engine *e = op->e;
     const struct plan_node *n = node_of(e, op->node);
-    e->layout->chunks[n->chunk].version = e->update_version;
+    struct stk_chunk *c = &e->layout->chunks[n->chunk];
+    c->version = e->update_version;
+    if (e->spec) spec_updated(e, n);
+    if (e->second && e->second[n->chunk] && n->kind == PLAN_UPDATE) {
+        uint8_t *made = e->second[n->chunk];
+        e->second[n->chunk] = c->host[CHUNK_PARAM];
+        c->host[CHUNK_PARAM] = made;
+    }
     uint32_t node = op->node, resource = n->resource;
     run_op_give(e, resource, op);
     run_complete(e, node);
     exec_post(e->lane, &e->pump_task);
 }
 
-static bool issue_update(stk_engine *e, uint32_t node)
+void update_job(struct run_op *op, void (*slice)(void *, uint32_t, uint32_t), void (*done)(void *))
 {
-    struct run_op *op = run_op_take(e, node_of(e, node)->resource, node);
-    if (!op) return false;
-    exec_task_init(&op->task, update_done, op);
-    op->job.fn = update_slice_run;
+    stk_engine *e = op->e;
+    exec_task_init(&op->task, done, op);
+    op->job.fn = slice;
     op->job.arg = op;
     op->job.n_slices = exec_team_members(e->team);
     op->job.done_lane = e->lane;
     op->job.done = &op->task;
     exec_team_run(e->team, &op->job);
-    return true;
+}
+
+static bool issue_update(stk_engine *e, uint32_t node)
+{
+    struct run_op *op = run_op_take(e, node_of(e, node)->resource, node);
+    if (op) update_job(op, update_slice_run, update_done);
+    return op != NULL;
 }
 
 bool issue_node(stk_engine *e, uint32_t node)
 {
+    if (e->spec && spec_passes(e, node)) {
+        run_complete(e, node);
+        return true;
+    }
     if (save_gates(e, node_of(e, node))) return false;
     switch ((enum plan_kind)node_of(e, node)->kind) {
     case PLAN_FETCH: return issue_store(e, node, false);
@@ -280,13 +325,15 @@ bool issue_node(stk_engine *e, uint32_t node)
     case PLAN_SAVE:
     case PLAN_LOAD: return issue_copy(e, node);
     case PLAN_GRAD_CAST: return issue_cast(e, node);
-    case PLAN_UPDATE: return issue_update(e, node);
+    case PLAN_UPDATE:
+        return node_of(e, node)->spec ? spec_issue_update(e, node) : issue_update(e, node);
+    case PLAN_COMMIT: return issue_update(e, node);
+    case PLAN_UNDO: return spec_issue_undo(e, node);
     case PLAN_NORM: norm_collect(e); run_complete(e, node); return true;
     case PLAN_JOIN: run_complete(e, node); return true;
     default: break;
     }
-    /* GATHER and REDUCE need several ranks, COMMIT and UNDO the modes of the speed issue:
-     * plan_build does not emit them yet */
+    /* GATHER and REDUCE need several ranks: plan_build does not emit them yet */
     STK_ASSERT(!"a node that this build cannot run");
     return true;
 }

@@ -48,7 +48,7 @@ static void scale_after_overflow(stk_engine *e)
     if (e->loss_scale > 1.0) e->loss_scale *= 0.5;
 }
 
-static void make_coefficients(stk_engine *e, double grad_scale)
+void norm_coefficients(const stk_engine *e, double grad_scale, uint64_t more, struct adam_coef *out)
 {
     struct adam_hyper h = { .lr = e->lr,
                             .beta1 = e->cfg.beta1,
@@ -58,17 +58,25 @@ static void make_coefficients(stk_engine *e, double grad_scale)
     const struct adam_coef *last[2] = { NULL, NULL }; /* made in this step, without and with decay */
     uint64_t last_steps[2] = { 0, 0 };
     for (uint32_t i = 0; i < e->layout->n_tensors; i++) {
-        struct stk_tensor *t = &e->layout->tensors[i];
+        const struct stk_tensor *t = &e->layout->tensors[i];
         if (t->frozen || !t->touched) continue;
         h.weight_decay = t->decay ? e->cfg.weight_decay : 0.0;
-        t->steps++;
-        if (last[t->decay] && last_steps[t->decay] == t->steps) {
-            e->coef[i] = *last[t->decay]; /* powers cost; a model may have a million tensors */
+        uint64_t steps = t->steps + more;
+        if (last[t->decay] && last_steps[t->decay] == steps) {
+            out[i] = *last[t->decay]; /* powers cost; a model may have a million tensors */
             continue;
         }
-        adam_coef_make(&h, t->steps, grad_scale, &e->coef[i]);
-        last[t->decay] = &e->coef[i];
-        last_steps[t->decay] = t->steps;
+        adam_coef_make(&h, steps, grad_scale, &out[i]);
+        last[t->decay] = &out[i];
+        last_steps[t->decay] = steps;
+    }
+}
+
+static void count_steps(stk_engine *e)
+{
+    for (uint32_t i = 0; i < e->layout->n_tensors; i++) {
+        struct stk_tensor *t = &e->layout->tensors[i];
+        if (!t->frozen && t->touched) t->steps++;
     }
 }
 
@@ -86,7 +94,8 @@ bool norm_decide(stk_engine *e)
     }
     e->skipped_row = 0;
     e->clip_factor = norm_clip_factor(e->norm, e->cfg.clip);
-    make_coefficients(e, e->clip_factor / scale);
+    count_steps(e);
+    norm_coefficients(e, e->clip_factor / scale, 0, e->coef);
     if (e->cfg.dtype == STK_FP16) scale_after_good(e);
     e->updates++;
     e->update_version = e->updates;

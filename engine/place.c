@@ -10,6 +10,7 @@
  * while the budgets allow. */
 #include "engine/durable.h"
 #include "engine/save.h"
+#include "engine/spec.h"
 #include "base/sys.h"
 #include <string.h>
 
@@ -58,6 +59,7 @@ static void fill_chunks(stk_engine *e, const struct eng_placement *pl)
         for (int s = 0; s < CHUNK_STATE_N; s++) p->bytes[s] = chunk_bytes(l, c, s);
     }
     cache_homes(e, pl);
+    spec_homes(e, pl);
     for (uint32_t i = 0; i < l->n_blocks; i++) {
         const struct stk_block *b = &l->blocks[i];
         e->pblocks[i] = (struct plan_block_in){ .first_chunk = b->first_chunk,
@@ -86,7 +88,7 @@ stk_status place_input(stk_engine *e, const struct eng_placement *pl, enum plan_
     uint32_t prefetch = e->cfg.prefetch == UINT32_MAX ? 2 : e->cfg.prefetch;
     *in = (struct plan_input){
         .mode = mode,
-        .update = e->cfg.update == STK_UPDATE_SERIAL ? PLAN_SERIAL : PLAN_CHASE,
+        .update = pl->update,
         .accumulate =
             e->cfg.accumulate == STK_ACCUMULATE_MICRO ? PLAN_MICRO_MAJOR : PLAN_LAYER_MAJOR,
         .in_place = e->caps.host_in_place,
@@ -123,14 +125,41 @@ static uint64_t state_bytes(const stk_engine *e, enum chunk_state s, enum chunk_
     return sum;
 }
 
+uint32_t place_store_room(const stk_engine *e, const struct eng_placement *pl)
+{
+    if (e->cfg.adopt) return e->durable.found_room;
+    return 1 + e->cfg.durable + spec_on_nvme(e, pl);
+}
+
+/* Versions beside the newest ones. */
+static uint64_t version_bytes(const stk_engine *e)
+{
+    return state_bytes(e, CHUNK_PARAM, CHUNK_NVME) + state_bytes(e, CHUNK_OPT, CHUNK_NVME);
+}
+
 /* The versions that durable steps keep beside the newest ones, and both halves of every table. */
 static uint64_t durable_bytes(const stk_engine *e)
 {
     const char *paths[STK_NVME_MAX];
     if (!e->cfg.durable) return 0;
     uint64_t table = durable_payload_max(e) + 2ull * e->layout->n_chunks * DURABLE_ROW_BYTES;
-    return state_bytes(e, CHUNK_PARAM, CHUNK_NVME) + state_bytes(e, CHUNK_OPT, CHUNK_NVME) +
-           2 * durable_paths(e, paths) * round_page(table);
+    return version_bytes(e) + 2 * durable_paths(e, paths) * round_page(table);
+}
+
+/* What the update modes need beside it. */
+static stk_status mode_rows(stk_engine *e, const struct eng_placement *pl, struct mem *m,
+                            struct stk_error *err)
+{
+    uint32_t beside = place_store_room(e, pl) - 1 - e->cfg.durable;
+    if (beside > 0)
+        STK_TRY(mem_note(m, MEM_NVME, "versions that speculation may take back", "--update chase",
+                         beside * version_bytes(e), err));
+    if (spec_bytes(e))
+        STK_TRY(mem_note(m, MEM_HOST, "undo records", "--update chase", spec_bytes(e), err));
+    uint64_t second = place_second_bytes(e, pl);
+    if (second)
+        STK_TRY(mem_note(m, MEM_HOST, "second parameters (split)", "--update chase", second, err));
+    return STK_OK;
 }
 
 static const char *fmt(uint64_t v, char *b) { return mem_size_format(v, b); }
@@ -160,6 +189,7 @@ stk_status place_table(stk_engine *e, const struct eng_placement *pl, struct mem
         STK_TRY(mem_note(m, MEM_HOST, "description of durable steps", "",
                          2 * durable_payload_max(e), err));
     }
+    STK_TRY(mode_rows(e, pl, m, err));
     enum mem_tier dev = e->caps.host_in_place ? MEM_HOST : MEM_DEVICE;
     for (int a = 0; a < PLAN_ARENA_N; a++) {
         if (pl->arena_bytes[a] == 0) continue;
@@ -356,6 +386,16 @@ static stk_status keep_in_memory(stk_engine *e, struct eng_placement *pl, struct
     return STK_OK;
 }
 
+/* What the budget leaves at last holds undo records: of the first chunks of backward, if not of all. */
+static stk_status keep_records(stk_engine *e, struct eng_placement *pl, const struct limits *lim,
+                               struct stk_error *err)
+{
+    STK_TRY(place_sum(e, pl, err));
+    if (!fits(pl, lim)) return STK_OK;
+    spec_take(e, pl, lim->host - pl->host_bytes);
+    return place_sum(e, pl, err);
+}
+
 static stk_status try_placement(stk_engine *e, struct eng_placement *pl, const struct limits *lim,
                                 bool *ok, struct stk_error *err)
 {
@@ -375,7 +415,8 @@ static stk_status try_placement(stk_engine *e, struct eng_placement *pl, const s
     bool given = e->caps.host_in_place ? lim->host_given : lim->device_given;
     if (given && n.want[PLAN_ARENA_PARAM] < n.useful[PLAN_ARENA_PARAM])
         n.want[PLAN_ARENA_PARAM] = n.useful[PLAN_ARENA_PARAM];
-    return grow(e, pl, n.want, lim, err);
+    STK_TRY(grow(e, pl, n.want, lim, err));
+    return keep_records(e, pl, lim, err);
 }
 
 static stk_status refuse(stk_engine *e, const struct eng_placement *pl, const struct limits *lim)
@@ -431,6 +472,7 @@ stk_status place_choose(stk_engine *e, uint64_t host_limit, uint64_t device_limi
                 .param = tiers[t][0], .opt = tiers[t][1], .grad = tiers[t][2], .act = acts[k]
             };
             bool ok = false;
+            pl.update = update_mode_choose(e, &pl);
             STK_TRY(try_placement(e, &pl, &lim, &ok, &e->err));
             any = true;
             last = pl;
@@ -446,6 +488,7 @@ stk_status place_choose(stk_engine *e, uint64_t host_limit, uint64_t device_limi
                                                     : "offloaded to host",
                      fmt(pl.host_bytes, a), fmt(pl.device_bytes, b));
             cache_note(e, &pl);
+            mode_note(e, &pl);
             return STK_OK;
         }
     }

@@ -19,7 +19,16 @@
  * SLOTS. Every node that writes memory names its slot: a range of an ARENA, from the node that
  * first writes it to the nodes that last use it. Reusing bytes is a dependency edge (the first
  * writer of the new slot depends on the last users of every slot it overlaps), so the peak does not
- * depend on how nodes interleave. */
+ * depend on how nodes interleave.
+ *
+ * SPECULATION (PLAN_SPECULATE). A chunk with `spec` has, after its gradient's cast, a second UPDATE, of
+ * part VISITS, as if the norm were going to be fine; in the part UPDATE of the next period stands its
+ * UNDO, before the UPDATE that waited for the norm. What happens is decided as the plan runs
+ * (engine/spec.h): nodes of either way PASS, that is, complete at once and do nothing. All pass in
+ * order but for the speculative UPDATE and its WRITE_BACKs, which may pass before what they depend on
+ * (PASSABLE): nothing may be concluded from a path through them, and plan_check does not. State on
+ * NVMe goes through the UPDATE arena behind what the first `keep` chunks of the order take; those are
+ * fetched for the next period as in `chase` and not speculated. */
 #ifndef ENGINE_PLAN_H
 #define ENGINE_PLAN_H
 
@@ -39,14 +48,15 @@ enum plan_kind {
                       * `slot` */
     PLAN_NORM,
     PLAN_UPDATE,     /* one chunk. State that is not at a host home is in `slot` (see
-                      * plan_update_offset) */
+                      * plan_update_offset). `split`, where the chunk has a COMMIT: only the new
+                      * parameter, into the block's second buffer */
     PLAN_WRITE_BACK, /* host `src_slot` -> NVMe: one state of one chunk */
     PLAN_SAVE,       /* device `src_slot` -> host slot `slot`: activations, or an accumulator
                       * between micro-batches */
     PLAN_LOAD,       /* host `src_slot` -> device slot `slot`: the way back */
     PLAN_JOIN,       /* nothing: an edge from many to many (serial update) */
-    PLAN_COMMIT,     /* `split`: the state after the parameter (with the speed issue) */
-    PLAN_UNDO,       /* `speculate` (with the speed issue) */
+    PLAN_COMMIT,     /* `split`: the state that belongs to the new parameter */
+    PLAN_UNDO,       /* `speculate`: takes a speculative update back. Gradient on NVMe: in `slot` */
     PLAN_KIND_N
 };
 
@@ -105,6 +115,8 @@ struct plan_chunk_in {
     uint64_t bytes[CHUNK_STATE_N];
     uint8_t home[CHUNK_STATE_N];
     bool frozen;
+    bool spec;                  /* PLAN_SPECULATE: may be updated before the norm is known: its undo
+                                 * record has room, or needs none (state on NVMe) */
 };
 struct plan_place_in {          /* one position of the forward order: a block may stand at several
                                  * (tied embedding and head) */
@@ -153,6 +165,10 @@ struct plan_node {
                                  * previous period (see `for_next`) */
     bool for_next;              /* FETCH at the end of a period, for the UPDATE of the next one */
     bool demand;                /* FETCH that a visit waits for (not far ahead): higher I/O class */
+    bool spec;                  /* UPDATE in part VISITS, as if the norm were fine, and the FETCH and
+                                 * WRITE_BACK beside it: see SPECULATION */
+    bool optional;              /* FETCH for_next that may pass: the next period has a FETCH too, which
+                                 * passes where this one ran */
     uint32_t block, chunk;      /* PLAN_NO: none */
     uint32_t visit;             /* VISIT: index in visits; FETCH/COPY_IN of parameters: the first
                                  * visit they serve; else PLAN_NO */
@@ -200,6 +216,25 @@ struct plan {
                                                 * period */
     double flops;
 };
+
+/* May complete before its dependencies are met. */
+static inline bool plan_passable(const struct plan_node *x)
+{
+    return x->spec && (x->kind == PLAN_UPDATE || x->kind == PLAN_WRITE_BACK);
+}
+/* `split`: the chunk has an UPDATE that makes the parameter and a COMMIT: all its state is in host
+ * memory, and its block has no frozen part, which would have to be in both buffers. */
+static inline bool plan_splits(const struct plan_input *in, uint32_t chunk)
+{
+    const struct plan_chunk_in *c = &in->chunks[chunk];
+    const struct plan_block_in *b = &in->blocks[c->block];
+    if (in->update != PLAN_SPLIT || in->own || c->frozen || b->n_chunks != b->n_chunks_trainable)
+        return false;
+    for (uint32_t k = 0; k < b->n_chunks; k++)
+        for (int s = 0; s < CHUNK_STATE_N; s++)
+            if (in->chunks[b->first_chunk + k].home[s] != CHUNK_HOST) return false;
+    return true;
+}
 
 /* Inside an update slot: PARAM at 0, then OPT, then GRAD, each padded to 4096; a state whose home
  * is host takes no room. */

@@ -187,8 +187,8 @@ uint32_t plan_slot_new(struct plan_builder *b, enum plan_arena a, uint64_t bytes
     uint64_t size = plan_page_up(bytes), begin = 0;
     if (b->status != STK_OK) return PLAN_NO;
     if (plan_arena_is_ring(a)) {
-        if (size > t->capacity) return PLAN_NO;
-        if (t->cursor > t->capacity - size) t->cursor = 0;
+        if (size > t->capacity || t->begin > t->capacity - size) return PLAN_NO;
+        if (t->cursor > t->capacity - size) t->cursor = t->begin;
         begin = t->cursor;
         t->cursor += size;
     } else if (!find_window(b, t, size, upto, &begin)) {

@@ -29,6 +29,11 @@ static bool allocate(struct checker *k)
         { &k->fetch_next, chunks * CHUNK_STATE_N, true },
         { &k->write_back, chunks * CHUNK_STATE_N, true },
         { &k->visit_at, visits, true },
+        { &k->spec, chunks, true },
+        { &k->undo, chunks, true },
+        { &k->commit, chunks, true },
+        { &k->spec_fetch, chunks * CHUNK_STATE_N, true },
+        { &k->spec_write, chunks * CHUNK_STATE_N, true },
     };
     bool ok = true;
     for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++) {
@@ -45,7 +50,8 @@ static void release(struct checker *k)
 {
     uint32_t *const all[] = { k->chain_before, k->next_chain, k->stamp,    k->stack,   k->list,
                               k->update,       k->cast,       k->out,      k->seen_in, k->fetch,
-                              k->fetch_next,   k->write_back, k->visit_at, k->users };
+                              k->fetch_next,   k->write_back, k->visit_at, k->users,   k->spec,
+                              k->undo,         k->commit,     k->spec_fetch, k->spec_write };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) sys_free(all[i]);
     sys_free(k->slots);
 }
@@ -59,6 +65,7 @@ stk_status plan_check(const struct plan_input *in, const struct plan *p, struct 
     if (status == STK_OK) status = check_graph(&k);
     if (status == STK_OK) status = check_chunks(&k);
     if (status == STK_OK) status = check_visits(&k);
+    if (status == STK_OK) status = check_modes(&k);
     if (status == STK_OK) status = check_params(&k);
     if (status == STK_OK) status = check_overlaps(&k);
     release(&k);

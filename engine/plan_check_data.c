@@ -22,9 +22,14 @@ static stk_status enter(const struct checker *k, uint32_t *entry, uint32_t node)
 static stk_status enter_node(struct checker *k, uint32_t i)
 {
     const struct plan_node *x = &k->p->nodes[i];
-    bool update_part = x->kind == PLAN_UPDATE || x->kind == PLAN_JOIN;
+    bool update_part = (x->kind == PLAN_UPDATE && !x->spec) || x->kind == PLAN_JOIN ||
+                       x->kind == PLAN_COMMIT || x->kind == PLAN_UNDO;
+    if (x->spec && x->part != PLAN_RUN_VISITS) return check_fail(k, i, "in the wrong part");
     switch ((enum plan_kind)x->kind) {
     case PLAN_FETCH:
+        if (x->spec)
+            return x->for_next ? check_fail(k, i, "speculative and for the next period")
+                               : enter(k, state_entry(k->spec_fetch, x->chunk, x->state), i);
         if (x->for_next)
             return x->part == PLAN_RUN_VISITS
                        ? enter(k, state_entry(k->fetch_next, x->chunk, x->state), i)
@@ -33,16 +38,17 @@ static stk_status enter_node(struct checker *k, uint32_t i)
             return enter(k, state_entry(k->fetch, x->chunk, x->state), i);
         return x->state == CHUNK_PARAM ? STK_OK : check_fail(k, i, "state that no visit reads");
     case PLAN_WRITE_BACK:
+        if (x->spec) return enter(k, state_entry(k->spec_write, x->chunk, x->state), i);
         if ((x->part == PLAN_RUN_UPDATE) != (x->state != CHUNK_GRAD))
             return check_fail(k, i, "in the wrong part");
         return enter(k, state_entry(k->write_back, x->chunk, x->state), i);
-    case PLAN_UPDATE: STK_TRY(enter(k, &k->update[x->chunk], i)); break;
+    case PLAN_UPDATE: STK_TRY(enter(k, &(x->spec ? k->spec : k->update)[x->chunk], i)); break;
+    case PLAN_COMMIT: STK_TRY(enter(k, &k->commit[x->chunk], i)); break;
+    case PLAN_UNDO: STK_TRY(enter(k, &k->undo[x->chunk], i)); break;
     case PLAN_GRAD_CAST: STK_TRY(enter(k, &k->cast[x->chunk], i)); break;
     case PLAN_GRAD_OUT: STK_TRY(enter(k, &k->out[x->chunk], i)); break;
     case PLAN_GATHER:
-    case PLAN_REDUCE:
-    case PLAN_COMMIT:
-    case PLAN_UNDO: return check_fail(k, i, "a kind that this planner does not make");
+    case PLAN_REDUCE: return check_fail(k, i, "a kind that this planner does not make");
     default: break;
     }
     return x->part == (update_part ? PLAN_RUN_UPDATE : PLAN_RUN_VISITS)
@@ -62,12 +68,20 @@ static const uint8_t resource_of[PLAN_KIND_N] = {
     [PLAN_SAVE] = PLAN_COPY_OUT_LINK,
     [PLAN_LOAD] = PLAN_COPY_IN_LINK,
     [PLAN_JOIN] = PLAN_NONE,
+    [PLAN_COMMIT] = PLAN_UPDATE_TEAM,
+    [PLAN_UNDO] = PLAN_UPDATE_TEAM,
 };
 
 static bool names_chunk(uint8_t kind)
 {
     return kind == PLAN_FETCH || kind == PLAN_COPY_IN || kind == PLAN_GRAD_CAST ||
-           kind == PLAN_GRAD_OUT || kind == PLAN_UPDATE || kind == PLAN_WRITE_BACK;
+           kind == PLAN_GRAD_OUT || kind == PLAN_UPDATE || kind == PLAN_WRITE_BACK ||
+           kind == PLAN_COMMIT || kind == PLAN_UNDO;
+}
+
+static bool moves(uint8_t kind)
+{
+    return kind != PLAN_UPDATE && kind != PLAN_COMMIT && kind != PLAN_UNDO;
 }
 
 static stk_status enter_all(struct checker *k)
@@ -85,7 +99,7 @@ static stk_status enter_all(struct checker *k)
                                      : (enum chunk_state)x->state;
             if (x->block != c->block)
                 return check_fail(k, i, "names a block that is not its chunk's");
-            if (x->kind != PLAN_UPDATE && x->bytes != c->bytes[s])
+            if (moves(x->kind) && x->bytes != c->bytes[s])
                 return check_fail(k, i, "moves another number of bytes");
         }
         STK_TRY(enter_node(k, i));
@@ -118,10 +132,11 @@ static stk_status check_staged(struct checker *k, uint32_t chunk, enum chunk_sta
     }
     uint64_t offset = plan_update_offset(c, s);
     bool ahead = p->nodes[u].prefetched && s != CHUNK_GRAD;
+    bool either = k->spec[chunk] != PLAN_NO && s != CHUNK_GRAD; /* fetched here unless it was ahead */
     if (!in_arena(k, p->nodes[u].slot, PLAN_ARENA_UPDATE) ||
         p->slots[p->nodes[u].slot].size_bytes < plan_update_bytes(c))
         return check_fail(k, u, "has no slot for its state");
-    if (ahead != (f == PLAN_NO) || ahead != (next != PLAN_NO))
+    if (ahead != (f == PLAN_NO) || (!either && ahead != (next != PLAN_NO)) || (ahead && either))
         return check_fail(k, u, "its state is fetched never or twice");
     if (!ahead && (!check_before(k, f, u) || p->nodes[f].slot != p->nodes[u].slot ||
                    p->nodes[f].slot_offset_bytes != offset))
@@ -134,7 +149,9 @@ static stk_status check_staged(struct checker *k, uint32_t chunk, enum chunk_sta
     if (!check_before(k, u, w) || p->nodes[w].src_slot != p->nodes[u].slot ||
         p->nodes[w].src_offset_bytes != offset)
         return check_fail(k, w, "does not write back what its update made");
-    if (!ahead) return STK_OK;
+    if (next == PLAN_NO) return STK_OK;
+    if (p->nodes[next].optional != either)
+        return check_fail(k, next, "passes where the next update has no other fetch, or may not");
     const struct plan_slot *mine = &p->slots[p->nodes[u].slot];
     if (!in_arena(k, p->nodes[next].slot, PLAN_ARENA_UPDATE) ||
         p->slots[p->nodes[next].slot].offset_bytes != mine->offset_bytes ||
@@ -171,7 +188,8 @@ static stk_status check_gradient(struct checker *k, uint32_t chunk)
     if (!nvme) {
         if (p->nodes[last].slot != PLAN_NO)
             return check_fail(k, last, "does not bring the gradient home");
-        return check_before(k, k->update[chunk], last)
+        return check_before(k, k->update[chunk], last) &&
+                       (k->commit[chunk] == PLAN_NO || check_before(k, k->commit[chunk], last))
                    ? STK_OK
                    : check_fail(k, last, "overwrites a gradient before its update");
     }
@@ -208,7 +226,8 @@ stk_status check_chunks(struct checker *k)
         const struct plan_chunk_in *c = &k->in->chunks[i];
         uint32_t u = k->update[i];
         if (c->frozen || !check_trains(k)) {
-            bool any = u != PLAN_NO || k->cast[i] != PLAN_NO || k->out[i] != PLAN_NO;
+            bool any = u != PLAN_NO || k->cast[i] != PLAN_NO || k->out[i] != PLAN_NO ||
+                       k->spec[i] != PLAN_NO || k->undo[i] != PLAN_NO || k->commit[i] != PLAN_NO;
             for (uint8_t s = 0; s < CHUNK_STATE_N; s++)
                 any |= *state_entry(k->fetch, i, s) != PLAN_NO ||
                        *state_entry(k->fetch_next, i, s) != PLAN_NO ||
@@ -314,7 +333,8 @@ stk_status check_params(struct checker *k)
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < k->p->n_nodes; i++) {
         const struct plan_node *x = &k->p->nodes[i];
-        bool fetch = x->kind == PLAN_FETCH && x->part == PLAN_RUN_VISITS && !x->for_next;
+        bool fetch =
+            x->kind == PLAN_FETCH && x->part == PLAN_RUN_VISITS && !x->for_next && !x->spec;
         if (fetch) STK_TRY(check_param_fetch(k, i));
         if (x->kind == PLAN_COPY_IN) STK_TRY(check_copy_in(k, i));
         if ((fetch || x->kind == PLAN_COPY_IN) && in_arena(k, x->slot, PLAN_ARENA_PARAM))

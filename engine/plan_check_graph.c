@@ -4,7 +4,8 @@
  * Owns: the tables of a struct checker. Must not know: how a plan was built. Any thread. All pairs
  * of 100,000 nodes would be too many: nearly every path runs through a visit, and visits are in one
  * line, so two numbers per node answer most questions; the rest are short paths between copies,
- * found by a search that never passes a chain node. */
+ * found by a search that never passes a chain node. A node that may complete before its dependencies
+ * (plan_passable) can begin or end a path, never carry it on. */
 #include "base/sys.h"
 #include "engine/plan_check_impl.h"
 
@@ -85,7 +86,8 @@ static stk_status check_chain(struct checker *k)
             continue;
         }
         for (uint32_t e = 0; e < x->n_deps; e++) {
-            uint32_t before = k->chain_before[p->deps[x->first_dep + e]];
+            uint32_t d = p->deps[x->first_dep + e], before = k->chain_before[d];
+            if (plan_passable(&p->nodes[d])) continue;
             if (before > k->chain_before[i]) k->chain_before[i] = before;
         }
     }
@@ -93,6 +95,7 @@ static stk_status check_chain(struct checker *k)
     for (uint32_t i = p->n_nodes; i-- > 0;) {
         const struct plan_node *x = &p->nodes[i];
         if (is_chain(x)) k->next_chain[i] = k->chain_before[i];
+        if (plan_passable(x)) continue;
         for (uint32_t e = 0; e < x->n_deps; e++) {
             uint32_t *next = &k->next_chain[p->deps[x->first_dep + e]];
             if (k->next_chain[i] < *next) *next = k->next_chain[i];
@@ -117,7 +120,9 @@ bool check_before(struct checker *k, uint32_t a, uint32_t b)
         for (uint32_t e = 0; e < x->n_deps; e++) {
             uint32_t d = p->deps[x->first_dep + e];
             if (d == a) return true;
-            if (d < a || k->stamp[d] == k->stamp_now || is_chain(&p->nodes[d])) continue;
+            if (d < a || k->stamp[d] == k->stamp_now || is_chain(&p->nodes[d]) ||
+                plan_passable(&p->nodes[d]))
+                continue;
             k->stamp[d] = k->stamp_now;
             k->stack[depth++] = d;
         }
@@ -219,7 +224,8 @@ static stk_status check_slot_sizes(struct checker *k)
     }
     for (uint32_t i = 0; i < p->n_nodes; i++) {
         const struct plan_node *x = &p->nodes[i];
-        uint64_t bytes = x->kind == PLAN_UPDATE ? 0 : x->bytes,
+        bool computes = x->kind == PLAN_UPDATE || x->kind == PLAN_COMMIT || x->kind == PLAN_UNDO;
+        uint64_t bytes = computes ? 0 : x->bytes,
                  from = x->kind == PLAN_GRAD_CAST ? 2 * bytes : bytes;
         if (x->slot != PLAN_NO && (bytes > p->slots[x->slot].size_bytes ||
                                    x->slot_offset_bytes > p->slots[x->slot].size_bytes - bytes))
@@ -257,7 +263,7 @@ static uint32_t last_users(struct checker *k, const struct check_slot *s, uint32
     uint32_t member = ++k->stamp_now, covered = ++k->stamp_now, n = 0;
     for (uint32_t i = 0; i < s->n_users; i++) k->stamp[v[i]] = member;
     for (uint32_t i = 0; i < s->n_users; i++)
-        for (uint32_t e = 0; e < k->p->nodes[v[i]].n_deps; e++)
+        for (uint32_t e = 0; e < k->p->nodes[v[i]].n_deps && !plan_passable(&k->p->nodes[v[i]]); e++)
             if (k->stamp[dep_of(k->p, v[i], e)] == member)
                 k->stamp[dep_of(k->p, v[i], e)] = covered;
     for (uint32_t i = 0; i < s->n_users; i++)
@@ -303,6 +309,15 @@ struct owners {
     uint32_t n;
 };
 
+/* An update whose state the period before left in its slot, or may have left. */
+static bool expects_state(const struct checker *k, uint32_t node)
+{
+    const struct plan_node *x = &k->p->nodes[node];
+    if (x->kind != PLAN_UPDATE || x->spec) return false;
+    const uint32_t *next = &k->fetch_next[x->chunk * CHUNK_STATE_N];
+    return x->prefetched || next[CHUNK_PARAM] != PLAN_NO || next[CHUNK_OPT] != PLAN_NO;
+}
+
 /* Puts a slot over what was there; every slot it covers must be over. */
 static stk_status own(struct checker *k, struct owners *o, uint32_t slot)
 {
@@ -327,7 +342,7 @@ static stk_status own(struct checker *k, struct owners *o, uint32_t slot)
         if (old->for_next)
             return check_fail(k, node, "overwrites state fetched for the next period");
         for (uint32_t u = 0; s->arena == PLAN_ARENA_UPDATE && u < k->slots[slot].n_users; u++)
-            if (k->p->nodes[k->users[k->slots[slot].first_user + u]].prefetched)
+            if (expects_state(k, k->users[k->slots[slot].first_user + u]))
                 return check_fail(k, node, "its prefetched state was overwritten");
         if (!slot_before(k, &k->slots[o->v[i].slot], &k->slots[slot]))
             return check_fail(k, node, "takes bytes that others may still use");

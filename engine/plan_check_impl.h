@@ -29,6 +29,7 @@ struct checker {
     uint32_t join, norm;
     /* per chunk (and state): node or PLAN_NO */
     uint32_t *update, *cast, *out, *fetch, *fetch_next, *write_back;
+    uint32_t *spec, *undo, *commit, *spec_fetch, *spec_write;
     uint32_t *seen_in; /* per chunk: slot + 1 */
     uint32_t *visit_at; /* per (place, micro, dir): visit or PLAN_NO */
 };
@@ -44,6 +45,8 @@ stk_status check_overlaps(struct checker *k); /* slots that share bytes are orde
 /* plan_check_data.c */
 stk_status check_chunks(struct checker *k); /* update, write-back, gradients, next period */
 stk_status check_params(struct checker *k);
+/* plan_check_spec.c */
+stk_status check_modes(struct checker *k); /* speculative updates, undo, commit */
 /* plan_check_visits.c */
 stk_status check_visits(struct checker *k); /* order, accumulators, activations */
 

@@ -22,7 +22,7 @@ struct plan_timeline {
     struct plan_seg *segs; /* sorted, disjoint, cover [0, high) */
     uint32_t n, cap;
     uint64_t capacity, high;
-    uint64_t cursor; /* ring: where the next slot begins */
+    uint64_t cursor, begin; /* ring: where the next slot begins; where it starts over */
 };
 
 struct plan_slot_state { /* of a slot while the plan is built */
@@ -74,6 +74,13 @@ struct plan_builder {
     uint32_t n_order, n_ahead; /* the first n_ahead are fetched at the end of the period before */
     uint32_t *casts;
     uint32_t n_casts;
+    uint32_t *commit; /* split: per chunk */
+    /* speculate (plan_spec.c) */
+    uint64_t spec_begin_bytes; /* of the UPDATE arena: speculative slots lie behind it */
+    uint32_t n_keep; /* so many of the order are fetched ahead and not speculated, if on NVMe */
+    uint8_t *spec_way; /* per chunk: enum plan_spec_way */
+    uint32_t *spec_node, *spec_write_param, *spec_write_opt, *undo_node;
+    uint32_t *param_readers; /* list: what read the home of its parameter in this period */
     /* per place and micro-batch; per micro-batch */
     uint32_t *bound, *full, *bound_saved, *full_saved, *flow, *flow_left;
     bool *forward_done;
@@ -127,6 +134,15 @@ bool plan_ensure_params(struct plan_builder *b, uint32_t use, bool must); /* pla
 void plan_acts_before(struct plan_builder *b, uint32_t visit); /* plan_acts.c */
 void plan_acts_ahead(struct plan_builder *b, uint32_t visit);
 void plan_acts_after(struct plan_builder *b, uint32_t visit);
+
+
+/* --- speculation (plan_spec.c) */
+enum plan_spec_way { PLAN_SPEC_NONE, PLAN_SPEC_AT_HOME, PLAN_SPEC_STAGED };
+void plan_spec_begin(struct plan_builder *b); /* after the order is known: who, and where */
+/* The chunk's UNDO, in part UPDATE. `grad`: the FETCH of its gradient, or PLAN_NO. */
+void plan_spec_undo(struct plan_builder *b, uint32_t chunk, uint32_t slot, uint32_t grad);
+/* The speculative update after node `cast`, which left the gradient at home or in `grad_slot`. */
+void plan_spec_update(struct plan_builder *b, uint32_t chunk, uint32_t cast, uint32_t grad_slot);
 
 /* One attempt with given tuning. */
 stk_status plan_build_once(const struct plan_input *in, struct plan_tuning t, struct plan **out,

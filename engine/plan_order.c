@@ -47,11 +47,14 @@ static stk_status check_chunks(const struct plan_input *in, struct stk_error *er
 stk_status plan_order_check(const struct plan_input *in, struct stk_error *err)
 {
     if (in->n_micro == 0) return bad(err, "no micro-batches", 0);
-    if (in->mode == PLAN_TRAIN && in->update != PLAN_SERIAL && in->update != PLAN_CHASE)
-        return stk_error_set(err, STK_ERR_UNSUPPORTED, 0,
-                             "update mode %d is not there yet: choose serial or chase",
-                             (int)in->update);
+    if (in->update > PLAN_SPECULATE) return bad(err, "an unknown update mode", in->update);
     STK_TRY(check_chunks(in, err));
+    for (uint32_t i = 0; i < in->n_chunks; i++) {
+        const struct plan_chunk_in *c = &in->chunks[i];
+        bool apart = c->home[CHUNK_PARAM] == CHUNK_NVME && c->home[CHUNK_OPT] == CHUNK_HOST;
+        if (c->spec && (c->frozen || in->own || apart))
+            return bad(err, "a chunk that cannot be updated ahead of the norm", i);
+    }
     for (uint32_t i = 0; i < in->n_places; i++) {
         if (in->places[i].block >= in->n_blocks)
             return bad(err, "a position of an unknown block", i);

@@ -14,6 +14,12 @@ uint32_t plan_param_ready(const struct plan_builder *b, uint32_t chunk)
     return c->home[CHUNK_PARAM] == CHUNK_NVME ? b->write_param[chunk] : b->update_node[chunk];
 }
 
+/* `speculate`: the update of this period must not meet those who read what is at home now. */
+static void note_reader(struct plan_builder *b, uint32_t chunk, uint32_t node)
+{
+    if (b->spec_way[chunk] != PLAN_SPEC_NONE) plan_list_add(b, &b->param_readers[chunk], node);
+}
+
 static void bring_chunk(struct plan_builder *b, uint32_t chunk, uint32_t slot, uint32_t visit,
                         bool demand)
 {
@@ -39,6 +45,7 @@ static void bring_chunk(struct plan_builder *b, uint32_t chunk, uint32_t slot, u
         plan_node_dep(b, source);
         plan_node_deps(b, b->slot_state[to].before);
         source = plan_node_end(b);
+        note_reader(b, chunk, source);
         plan_slot_use(b, to, source, false);
         if (in_place) return;
     }
@@ -54,6 +61,7 @@ static void bring_chunk(struct plan_builder *b, uint32_t chunk, uint32_t slot, u
     plan_node_dep(b, source);
     plan_node_deps(b, b->slot_state[slot].before);
     uint32_t node = plan_node_end(b);
+    if (!nvme) note_reader(b, chunk, node);
     plan_slot_use(b, slot, node, false);
     plan_slot_use(b, bounce, node, true);
     plan_slot_retire(b, bounce);

@@ -55,8 +55,8 @@ void plan_print(const struct plan *p, FILE *to)
         print_slot(p, "from", x->src_slot, x->src_offset_bytes, to);
         print_slot(p, "to", x->slot, x->slot_offset_bytes, to);
         if (x->bytes) fprintf(to, " bytes=%" PRIu64, x->bytes);
-        fprintf(to, "%s%s%s", x->prefetched ? " prefetched" : "", x->for_next ? " next" : "",
-                x->demand ? " demand" : "");
+        fprintf(to, "%s%s%s%s%s", x->prefetched ? " prefetched" : "", x->for_next ? " next" : "",
+                x->demand ? " demand" : "", x->spec ? " spec" : "", x->optional ? " optional" : "");
         for (uint32_t k = 0; k < x->n_deps; k++)
             fprintf(to, "%s%u", k ? "," : " after=", p->deps[x->first_dep + k]);
         fputc('\n', to);

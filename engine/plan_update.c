@@ -40,22 +40,57 @@ static uint32_t write_back(struct plan_builder *b, uint32_t chunk, enum chunk_st
     return plan_node_end(b);
 }
 
+/* `split`: the state of a chunk whose parameter has been made. Nothing waits for it but the chunk's
+ * next gradient. */
+static void commit_chunk(struct plan_builder *b, uint32_t chunk)
+{
+    const struct plan_chunk_in *c = &b->in->chunks[chunk];
+    struct plan_node *x = plan_node_begin(b, PLAN_COMMIT, PLAN_RUN_UPDATE);
+    x->block = c->block;
+    x->chunk = chunk;
+    x->bytes = 2 * (c->bytes[CHUNK_PARAM] + c->bytes[CHUNK_OPT]) + c->bytes[CHUNK_GRAD];
+    x->rank += PLAN_RANK_LATER;
+    plan_node_dep(b, b->update_node[chunk]);
+    b->commit[chunk] = plan_node_end(b);
+}
+
+/* Fetches what is on NVMe into the slot; `prefetched`: only the gradient. */
+static uint32_t fetch_states(struct plan_builder *b, uint32_t chunk, uint32_t slot, bool prefetched,
+                             uint32_t fetched[CHUNK_STATE_N])
+{
+    static const uint8_t order[CHUNK_STATE_N] = { CHUNK_PARAM, CHUNK_OPT, CHUNK_GRAD },
+                         grad_first[CHUNK_STATE_N] = { CHUNK_GRAD, CHUNK_PARAM, CHUNK_OPT };
+    const struct plan_chunk_in *c = &b->in->chunks[chunk];
+    bool spec = b->spec_way[chunk] != PLAN_SPEC_NONE;
+    uint32_t n = 0, undo = PLAN_NO;
+    for (int k = 0; k < CHUNK_STATE_N; k++) {
+        uint8_t s = spec ? grad_first[k] : order[k];
+        bool nvme = c->home[s] == CHUNK_NVME && !(prefetched && s != CHUNK_GRAD);
+        if (nvme) {
+            fetched[n] = begin_fetch(b, chunk, (enum chunk_state)s, slot, PLAN_RUN_UPDATE);
+            plan_node_dep(b, undo); /* what it would read must not count any more */
+            plan_node_end(b);
+            plan_slot_use(b, slot, fetched[n], false);
+            if (s == CHUNK_GRAD) b->fetch_grad[chunk] = fetched[n];
+            n++;
+        }
+        if (!spec || s != CHUNK_GRAD) continue;
+        plan_spec_undo(b, chunk, slot, nvme ? b->fetch_grad[chunk] : PLAN_NO);
+        undo = b->undo_node[chunk];
+    }
+    return n;
+}
+
 static void update_chunk(struct plan_builder *b, uint32_t chunk, bool prefetched)
 {
     const struct plan_chunk_in *c = &b->in->chunks[chunk];
     uint64_t bytes = plan_update_bytes(c);
     uint32_t slot =
         bytes ? plan_slot_must(b, PLAN_ARENA_UPDATE, bytes, c->block, PLAN_NO) : PLAN_NO;
-    uint32_t fetched[CHUNK_STATE_N], n_fetched = 0;
+    uint32_t fetched[CHUNK_STATE_N], n_fetched;
     if (b->status != STK_OK) return;
-    for (int s = 0; s < CHUNK_STATE_N; s++) {
-        if (c->home[s] != CHUNK_NVME || (prefetched && s != CHUNK_GRAD)) continue;
-        fetched[n_fetched] = begin_fetch(b, chunk, (enum chunk_state)s, slot, PLAN_RUN_UPDATE);
-        plan_node_end(b);
-        plan_slot_use(b, slot, fetched[n_fetched], false);
-        if (s == CHUNK_GRAD) b->fetch_grad[chunk] = fetched[n_fetched];
-        n_fetched++;
-    }
+    n_fetched = fetch_states(b, chunk, slot, prefetched, fetched);
+    bool split = plan_splits(b->in, chunk);
     struct plan_node *x = plan_node_begin(b, PLAN_UPDATE, PLAN_RUN_UPDATE);
     x->block = c->block;
     x->chunk = chunk;
@@ -64,6 +99,8 @@ static void update_chunk(struct plan_builder *b, uint32_t chunk, bool prefetched
                     (c->home[CHUNK_PARAM] == CHUNK_NVME || c->home[CHUNK_OPT] == CHUNK_NVME);
     x->bytes = 2 * (c->bytes[CHUNK_PARAM] + c->bytes[CHUNK_OPT]) +
                c->bytes[CHUNK_GRAD]; /* read and written */
+    if (split) x->bytes -= c->bytes[CHUNK_OPT];
+    plan_node_dep(b, b->undo_node[chunk]);
     for (uint32_t k = 0; k < n_fetched; k++) plan_node_dep(b, fetched[k]);
     if (slot != PLAN_NO && n_fetched == 0) plan_node_deps(b, b->slot_state[slot].before);
     uint32_t update = b->update_node[chunk] = plan_node_end(b);
@@ -79,6 +116,7 @@ static void update_chunk(struct plan_builder *b, uint32_t chunk, bool prefetched
         first = false;
     }
     plan_slot_retire(b, slot);
+    if (split) commit_chunk(b, chunk);
 }
 
 static void order_block(struct plan_builder *b, uint32_t block, bool *seen)
@@ -111,8 +149,10 @@ void plan_emit_update_phase(struct plan_builder *b)
     for (uint32_t i = 0; i < b->in->n_blocks; i++) order_block(b, i, seen);
     for (uint32_t i = 0; i < b->in->n_blocks; i++) seen[i] = false;
     b->n_ahead = count_ahead(b);
+    plan_spec_begin(b);
     for (uint32_t i = 0; i < b->n_order && b->status == STK_OK; i++)
-        update_chunk(b, b->order[i], i < b->n_ahead);
+        update_chunk(b, b->order[i],
+                     i < b->n_ahead && b->spec_way[b->order[i]] != PLAN_SPEC_STAGED);
     if (b->in->update != PLAN_SERIAL || b->n_order == 0 || b->status != STK_OK) return;
     plan_node_begin(b, PLAN_JOIN, PLAN_RUN_UPDATE);
     for (uint32_t i = 0; i < b->n_order; i++) {
@@ -125,7 +165,7 @@ void plan_emit_update_phase(struct plan_builder *b)
 
 void plan_emit_for_next(struct plan_builder *b)
 {
-    b->arena[PLAN_ARENA_UPDATE].cursor = 0;
+    b->arena[PLAN_ARENA_UPDATE].cursor = b->arena[PLAN_ARENA_UPDATE].begin = 0;
     for (uint32_t i = 0; i < b->n_ahead && b->status == STK_OK; i++) {
         uint32_t chunk = b->order[i];
         const struct plan_chunk_in *c = &b->in->chunks[chunk];
@@ -140,7 +180,11 @@ void plan_emit_for_next(struct plan_builder *b)
             if (c->home[s] != CHUNK_NVME) continue;
             uint32_t f = begin_fetch(b, chunk, (enum chunk_state)s, slot, PLAN_RUN_VISITS);
             b->p->nodes[f].for_next = true;
+            b->p->nodes[f].optional = b->spec_way[chunk] == PLAN_SPEC_STAGED;
             plan_node_dep(b, s == CHUNK_PARAM ? b->write_param[chunk] : b->write_opt[chunk]);
+            plan_node_dep(b, b->spec_node[chunk]); /* what it made is not needed in a slot */
+            plan_node_dep(b, s == CHUNK_PARAM ? b->spec_write_param[chunk]
+                                              : b->spec_write_opt[chunk]);
             plan_node_end(b);
             plan_slot_use(b, slot, f, false);
         }
@@ -159,9 +203,10 @@ static void cast_chunk(struct plan_builder *b, uint32_t chunk, uint32_t acc, uin
         in_place ? PLAN_NO : plan_slot_must(b, PLAN_ARENA_CAST, bytes, c->block, PLAN_NO);
     uint32_t home_slot =
         nvme ? plan_slot_must(b, PLAN_ARENA_GRAD, bytes, c->block, PLAN_NO) : PLAN_NO;
-    uint32_t old_read =
-        nvme ? PLAN_NO
-             : b->update_node[chunk]; /* the home still holds the gradient that the update reads */
+    /* the home still holds the gradient that the update reads */
+    uint32_t old_read = nvme                         ? PLAN_NO
+                        : b->commit[chunk] != PLAN_NO ? b->commit[chunk]
+                                                      : b->update_node[chunk];
     uint32_t to = in_place ? home_slot : cast_slot;
     if (b->status != STK_OK) return;
     struct plan_node *x = plan_node_begin(b, PLAN_GRAD_CAST, PLAN_RUN_VISITS);
@@ -193,10 +238,11 @@ static void cast_chunk(struct plan_builder *b, uint32_t chunk, uint32_t acc, uin
         plan_slot_retire(b, cast_slot);
     }
     if (nvme) {
-        last = write_back(b, chunk, CHUNK_GRAD, home_slot, 0, last, PLAN_RUN_VISITS);
-        plan_slot_use(b, home_slot, last, true);
-        plan_slot_retire(b, home_slot);
+        uint32_t w = write_back(b, chunk, CHUNK_GRAD, home_slot, 0, last, PLAN_RUN_VISITS);
+        plan_slot_use(b, home_slot, w, true);
     }
+    plan_spec_update(b, chunk, last, home_slot);
+    plan_slot_retire(b, home_slot);
 }
 
 void plan_emit_casts(struct plan_builder *b, uint32_t block, uint32_t after)

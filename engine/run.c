@@ -11,6 +11,7 @@
  * other edge at completion. */
 #include "engine/durable.h"
 #include "engine/save.h"
+#include "engine/spec.h"
 #include "base/sys.h"
 #include <string.h>
 
@@ -137,6 +138,8 @@ void run_complete(stk_engine *e, uint32_t node)
     const struct plan_node *n = &r->plan->nodes[node];
     STK_ASSERT(r->node_state[node] == RUN_ISSUED);
     r->node_state[node] = RUN_DONE;
+    if (e->spec) spec_completed(e, node); /* nodes that will not be made pass now, before this one
+                                           * counts: the run is not over meanwhile */
     r->last_kind = n->kind;
     trace_node_end(e, node);
     atomic_fetch_add_explicit(&e->progress, 1, memory_order_relaxed);
@@ -152,6 +155,16 @@ void run_complete(stk_engine *e, uint32_t node)
         r->active = false;
         exec_event_set(&e->run_event);
     }
+}
+
+void run_pass_early(stk_engine *e, uint32_t node)
+{
+    struct eng_run *r = &e->run;
+    if (!r->active || r->node_state[node] != RUN_WAITING) return; /* ready: passes when its turn comes */
+    STK_ASSERT(plan_passable(&r->plan->nodes[node]));
+    r->node_state[node] = RUN_ISSUED;
+    trace_node_begin(e, node);
+    run_complete(e, node);
 }
 
 void run_fail(stk_engine *e, const struct stk_error *err)
@@ -293,6 +306,7 @@ static void run_begin(void *engine)
     if (r->update_left == 0) exec_event_set(&e->update_event);
     for (uint32_t i = 0; i < r->plan->n_nodes && r->active; i++)
         if (r->node_state[i] == RUN_WAITING && r->deps_left[i] == 0) node_ready(e, i);
+    if (e->spec && r->active) spec_run_begin(e);
     run_pump(e);
 }
 

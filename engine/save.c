@@ -338,13 +338,19 @@ void save_run_begin(stk_engine *e)
     pump(e);
 }
 
-bool save_gates(stk_engine *e, const struct plan_node *n)
+bool save_holds(const stk_engine *e, const struct plan_node *n)
 {
-    struct eng_save *s = &e->save;
+    const struct eng_save *s = &e->save;
     if (!s->active || !changes_state(n) || s->no_gate) return false;
     /* given up or not: no put beside a get (nvme/store.h) */
     if (s->broken && !(s->reads_left > 0 && n->chunk == s->job.chunk)) return false;
-    if (s->state[n->chunk] != READY && s->state[n->chunk] != BUSY) return false;
+    return s->state[n->chunk] == READY || s->state[n->chunk] == BUSY;
+}
+
+bool save_gates(stk_engine *e, const struct plan_node *n)
+{
+    struct eng_save *s = &e->save;
+    if (!save_holds(e, n)) return false;
     if (s->gated == PLAN_NO) {
         s->gated_ns = exec_now_ns(e->ex);
         s->n_gated++;

@@ -34,6 +34,8 @@ void save_stats_fill(const stk_engine *e, stk_step_stats *s);
 /* --- engine lane: the hooks of a run ---------------------------------------------------------- */
 
 void save_run_begin(stk_engine *e);     /* before any node of the run is ready */
+/* This node would change a chunk that is not written yet. */
+bool save_holds(const stk_engine *e, const struct plan_node *n);
 /* True: this node would change a chunk that is not written yet. The pump is posted when it is. */
 bool save_gates(stk_engine *e, const struct plan_node *n);
 void save_node_done(stk_engine *e, const struct plan_node *n);

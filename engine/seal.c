@@ -5,6 +5,7 @@
  * reserved and before anything is written (design, promise 1). Must not know how nodes run. */
 #include "engine/durable.h"
 #include "engine/save.h"
+#include "engine/spec.h"
 #include "base/sys.h"
 #include "nvme/io_sim.h"
 #include <errno.h>
@@ -169,7 +170,7 @@ static stk_status open_storage(stk_engine *e, uint32_t n_extents)
                             .ex = e->ex,
                             .lane = e->lane,
                             .n_extents = n_extents,
-                            .room = e->cfg.durable ? 2 : 1,
+                            .room = place_store_room(e, &e->place),
                             .volatile_classes = 1u << CHUNK_GRAD,
                             .payload_max_bytes = e->durable.payload_max,
                             .adopt = e->cfg.adopt,
@@ -290,6 +291,27 @@ static stk_status reserve_homes(stk_engine *e, struct mem *m)
     return STK_OK;
 }
 
+/* `split`: a second place for the parameters of each block that is split. */
+static stk_status reserve_second(stk_engine *e)
+{
+    uint64_t total = place_second_bytes(e, &e->place);
+    if (total == 0) return STK_OK;
+    void *p;
+    STK_TRY(mem_reserve(e->held, "second parameters (split)", "", total, &p, &e->err));
+    STK_TRY(dev_host_register(e->dev, p, total, &e->err));
+    e->second = sys_calloc(e->layout->n_chunks, sizeof *e->second);
+    if (!e->second) return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory for tables of chunks");
+    uint8_t *at = p;
+    for (uint32_t b = 0; b < e->layout->n_blocks; b++) {
+        const struct stk_block *x = &e->layout->blocks[b];
+        uint64_t bytes = place_second_of(e, &e->place, b);
+        for (uint32_t i = x->first_chunk; bytes && i < x->first_chunk + x->n_chunks; i++)
+            e->second[i] = at + e->layout->chunks[i].first_elem * 2;
+        at += bytes;
+    }
+    return STK_OK;
+}
+
 /* Transfers go through these; registered with the ring where it helps. */
 static void register_buffers(stk_engine *e)
 {
@@ -314,6 +336,7 @@ static stk_status seal_plan(stk_engine *e)
 {
     if (e->baseline_bytes == 0) e->baseline_bytes = mem_resident_bytes();
     dev_caps_read(e->dev, &e->caps); /* with what prepare mode has found */
+    e->update_threads = e->cfg.update_threads ? e->cfg.update_threads : cpu_count("");
     STK_TRY(default_places(e));
     STK_TRY(build_layout(e));
     STK_TRY(alloc_tables(e));
@@ -333,12 +356,13 @@ static stk_status seal_machine(stk_engine *e)
     uint32_t n_extents;
     assign_homes(e, &n_extents);
     if (n_extents) STK_TRY(drives_measure(e)); /* before memory is reserved: it has buffers */
-    uint32_t threads = e->cfg.update_threads ? e->cfg.update_threads : cpu_count("");
-    STK_TRY(exec_team_open(e->ex, "update", threads, &e->team, &e->err));
+    STK_TRY(exec_team_open(e->ex, "update", e->update_threads, &e->team, &e->err));
     STK_TRY(mem_open(&e->held, &e->err));
     STK_TRY(reserve_device(e));
     STK_TRY(reserve_host(e, e->held));
     STK_TRY(reserve_homes(e, e->held));
+    STK_TRY(reserve_second(e));
+    STK_TRY(spec_alloc(e));
     STK_TRY(durable_alloc(e));
     STK_TRY(open_storage(e, n_extents));
     register_buffers(e);

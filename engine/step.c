@@ -5,6 +5,7 @@
  * step (what was waited for, by cause). Must not touch chunks while a run is active (INV-4). */
 #include "engine/durable.h"
 #include "engine/save.h"
+#include "engine/spec.h"
 #include <math.h>
 #include <string.h>
 
@@ -59,6 +60,7 @@ stk_status stk_step_begin(stk_engine *e, const stk_step *s)
         if (st != STK_OK) e->state = ENG_FAILED; /* half begun: nothing can be built on it */
         return st;
     }
+    spec_step_begin(e);
     run_start(e, e->plan_train, PLAN_RUN_VISITS | (e->pending ? PLAN_RUN_UPDATE : 0), PLAN_NO);
     return STK_OK;
 }
@@ -208,6 +210,9 @@ static void fill_stats(stk_engine *e, double scale_used, bool applied, stk_step_
     nvme_stats_fill(e, s);
     s->durable_step = atomic_load(&e->durable.newest_step);
     save_stats_fill(e, s);
+    if (!e->spec) return;
+    s->spec_chunks = e->spec->n_done;
+    s->spec_undone = e->spec->n_undone;
 }
 
 stk_status step_finish(stk_engine *e, stk_step_stats *stats)
@@ -219,13 +224,14 @@ stk_status step_finish(stk_engine *e, stk_step_stats *stats)
     uint8_t tail = e->run.last_kind == PLAN_NORM ? PLAN_GRAD_CAST : e->run.last_kind;
     if (last && now > last) trace_wait(e, PLAN_NO, tail, last, now);
     trace_step(e, e->step_begin_ns, now);
-    e->pending = norm_decide(e);
+    bool applied = norm_decide(e), undo = spec_decided(e, applied);
+    e->pending = applied || undo;
     account(e, last && now > last ? now - last : 0, tail, &s);
-    fill_stats(e, scale, e->pending, &s);
+    fill_stats(e, scale, applied, &s);
     e->asked = e->given_back = 0;
     e->state = ENG_READY;
     if (stats) *stats = s;
-    if (!e->pending && e->skipped_row >= e->cfg.skip_limit)
+    if (!applied && e->skipped_row >= e->cfg.skip_limit)
         return stk_error_set(
             &e->err, STK_ERR_NONFINITE, 0,
             "%u steps in a row had a non-finite gradient and were skipped; the state is unchanged: "

@@ -85,7 +85,17 @@ struct dev_stream;
 typedef enum { STK_TIER_AUTO, STK_TIER_DEVICE, STK_TIER_HOST, STK_TIER_NVME } stk_tier;
 typedef enum { STK_ACT_AUTO, STK_ACT_KEEP, STK_ACT_RECOMPUTE, STK_ACT_HOST } stk_act;
 typedef enum { STK_ACCUMULATE_LAYER, STK_ACCUMULATE_MICRO } stk_accumulate;
-typedef enum { STK_UPDATE_AUTO, STK_UPDATE_SERIAL, STK_UPDATE_CHASE } stk_update;
+typedef enum {
+    STK_UPDATE_AUTO,
+    STK_UPDATE_SERIAL,    /* the step's update, then the next step */
+    STK_UPDATE_CHASE,     /* under the next step's forward */
+    STK_UPDATE_SPLIT,     /* chase, but the forward waits for the new parameters only; a second buffer of
+                           * them in host memory. Blocks with state on NVMe or frozen parts: chase */
+    STK_UPDATE_SPECULATE  /* in backward, before the norm is known; taken back to the bit if the norm
+                           * binds. Needs a record in host memory (about 1.3 bytes a parameter, 2 where
+                           * only the optimizer state is on NVMe), or room for one more version on the
+                           * drives. Own order: chase */
+} stk_update;
 typedef enum { STK_BF16, STK_FP16, STK_F32 } stk_dtype;
 typedef enum { STK_ADAMW, STK_ADAM /* L2 */ } stk_optimizer;
 typedef enum { STK_DEVICE_HOST, STK_DEVICE_HOST_DISCRETE, STK_DEVICE_SIM } stk_device_kind;
@@ -318,6 +328,8 @@ typedef struct stk_step_stats {
     uint64_t nvme_read_bytes, nvme_write_bytes, copy_in_bytes, copy_out_bytes;
     uint64_t param_fetch_bytes;   /* parameters brought to cache or device */
     uint64_t departures;          /* own order: visits served on demand in this step */
+    uint64_t spec_chunks, spec_undone; /* speculate: chunks updated before the norm was known; of these
+                                   * (and of those whose record had no room), taken back */
     uint64_t durable_step;        /* newest step that a crash cannot take; 0: none */
     uint64_t nvme_read_p99_ns;    /* latency of reads from NVMe in this step; 0: none */
     uint64_t nvme_read_alone_p99_ns;  /* of those with no write beside them; 0: none */

@@ -121,7 +121,7 @@ static stk_status make_tables(struct store *s, const struct store_cfg *cfg, stru
     for (uint32_t i = 0; i < cfg->n_extents; i++) {
         struct store_extent *e = &s->extents[i];
         e->payload_bytes = cfg->extent_bytes[i];
-        e->newest = e->durable = e->committing = STORE_ROOM_MAX;
+        e->newest = e->before = e->durable = e->committing = STORE_ROOM_MAX;
         e->cls = (uint8_t)store_extent_class(cfg, i);
         e->room = (uint8_t)store_extent_room(cfg, i);
         e->fleeting = cfg->volatile_classes >> e->cls & 1;
@@ -259,6 +259,7 @@ static void op_finish(void *arg)
         if (!e->fleeting) s->puts_open--;
         if (op->status == STK_OK) {
             e->slots[op->slot] = (struct store_slot){ op->version, op->crc };
+            e->before = (uint8_t)e->newest; /* none if this put went over it */
             e->newest = op->slot;
         }
     } else {
@@ -395,9 +396,9 @@ static void put_checksum(void *arg)
     op_post(op, op->store->lane, put_submit);
 }
 
-/* The oldest slot that is neither protected nor the newest; else the newest; STORE_ROOM_MAX: all
- * are protected. */
-static uint32_t free_slot(const struct store_extent *e)
+/* The oldest slot that is neither protected nor the newest; else, unless that is to be kept, the
+ * newest; STORE_ROOM_MAX: all are protected. */
+static uint32_t free_slot(const struct store_extent *e, bool keep)
 {
     uint32_t best = STORE_ROOM_MAX;
     for (uint32_t k = 0; k < e->room; k++) {
@@ -406,7 +407,8 @@ static uint32_t free_slot(const struct store_extent *e)
         if (best == STORE_ROOM_MAX || e->slots[best].version + 1 > e->slots[k].version + 1)
             best = k;
     }
-    if (best == STORE_ROOM_MAX && e->newest < STORE_ROOM_MAX && !store_slot_protected(e, e->newest))
+    if (best == STORE_ROOM_MAX && e->newest < STORE_ROOM_MAX && !keep &&
+        !store_slot_protected(e, e->newest))
         return e->newest;
     return best;
 }
@@ -417,6 +419,7 @@ static void put_go(struct store *s, struct store_op *op, uint32_t slot)
     op->slot = slot;
     e->slots[slot].version = STORE_NONE; /* until it is complete, what lies there is nothing */
     if (e->newest == slot) e->newest = STORE_ROOM_MAX;
+    if (e->before == slot) e->before = STORE_ROOM_MAX;
     if (s->checksums) op_post(op, next_checksum_lane(s), put_checksum);
     else op_transfer(op, IO_WRITE, put_written);
 }
@@ -425,9 +428,12 @@ static void put_stuck(struct store *s, struct store_op *op)
 {
     const struct store_extent *e = &s->extents[op->extent];
     op->status = stk_error_set(&op->error, STK_ERR_STATE, 0,
-                               "extent %u (%.400s): no version may be overwritten, because the "
-                               "table of a commit that failed could not be taken back; check "
-                               "the drive and resume from the durable step",
+                               op->keep ? "extent %u (%.400s): no slot is free beside the version that "
+                                          "must be kept and those of durable tables; reserve room "
+                                          "for one more version"
+                                        : "extent %u (%.400s): no version may be overwritten, because "
+                                          "the table of a commit that failed could not be taken "
+                                          "back; check the drive and resume from the durable step",
                                op->extent, file_of(s, e));
     op_post(op, s->lane, op_finish);
 }
@@ -447,7 +453,7 @@ void store_puts_release(struct store *s)
     s->wait_head = s->wait_tail = NULL;
     while (op) {
         struct store_op *next = op->next;
-        uint32_t slot = free_slot(&s->extents[op->extent]);
+        uint32_t slot = free_slot(&s->extents[op->extent], op->keep);
         if (slot < STORE_ROOM_MAX) put_go(s, op, slot);
         else put_stuck(s, op);
         op = next;
@@ -465,7 +471,7 @@ stk_status store_put(struct store *s, struct store_op *op, struct stk_error *err
     op->slot = e->newest < STORE_ROOM_MAX ? e->newest : 0; /* for sentences, until it has one */
     e->writing = true;
     if (!e->fleeting) s->puts_open++;
-    uint32_t slot = free_slot(e);
+    uint32_t slot = free_slot(e, op->keep);
     if (slot < STORE_ROOM_MAX) put_go(s, op, slot);
     else if (s->commit) put_wait(s, op);
     else put_stuck(s, op);
@@ -544,6 +550,30 @@ stk_status store_get(struct store *s, struct store_op *op, struct stk_error *err
     }
     op->crc = e->slots[op->slot].crc;
     op_transfer(op, IO_READ, get_read);
+    return STK_OK;
+}
+
+/* --- taking back ------------------------------------------------------------------------------ */
+
+stk_status store_forget(struct store *s, uint32_t extent, uint64_t version, struct stk_error *err)
+{
+    STK_ASSERT(exec_on_lane(s->lane) && extent < s->n_extents);
+    struct store_extent *e = &s->extents[extent];
+    STK_ASSERT(!e->writing && e->readers == 0);
+    const char *why = NULL;
+    if (e->newest == STORE_ROOM_MAX || e->slots[e->newest].version != version)
+        why = "it is not the newest";
+    else if (e->before == STORE_ROOM_MAX || e->slots[e->before].version == STORE_NONE)
+        why = "the version before it is not there any more";
+    else if (store_slot_protected(e, e->newest))
+        why = "a durable table refers to it";
+    if (why)
+        return stk_error_set(err, STK_ERR_STATE, 0,
+                             "extent %u (%.400s): version %llu cannot be taken back: %s", extent,
+                             file_of(s, e), (unsigned long long)version, why);
+    e->slots[e->newest].version = STORE_NONE;
+    e->newest = e->before;
+    e->before = STORE_ROOM_MAX;
     return STK_OK;
 }
 

@@ -94,6 +94,9 @@ struct store_op {
                              * STORE_ALIGN */
     uint64_t version;       /* put: the new version. get: the version expected (UINT64_MAX: whatever
                              * is newest) */
+    bool keep;              /* put: to a slot that is not the newest's, so that store_forget can take
+                             * this version back. Needs room 2, with durable steps 3; where a commit
+                             * in flight holds the slots the put waits for its end */
     void (*done)(struct store_op *op);
     void *owner;
     /* results */
@@ -187,6 +190,11 @@ stk_status store_get(struct store *s, struct store_op *op, struct stk_error *err
  * extent (named) failed: put it again first. After an error in done the table before counts; if
  * taking the failed table back failed too, a later process may still find it, whole. */
 stk_status store_commit_submit(struct store *s, struct store_commit *c, struct stk_error *err);
+/* Lane only. Takes back the newest version of an extent, which must be `version`: the one before it
+ * counts again, as if the put had not been. No get or put of the extent in flight (STK_ASSERT).
+ * STK_ERR_STATE, and nothing changes: `version` is not the newest, the one before is not there any
+ * more (its put had no `keep`, or it was forgotten already), or a durable table refers to it. */
+stk_status store_forget(struct store *s, uint32_t extent, uint64_t version, struct stk_error *err);
 /* Step of the durable table that counts; false: none. After an adoption: the one found. Lane, or
  * while nothing is in flight. */
 bool store_durable(const struct store *s, uint64_t *step);

@@ -51,6 +51,8 @@ struct store_extent {
     bool writing, fleeting; /* fleeting: of a volatile class */
     bool failed;            /* the last put failed: what is newest is not what the caller wanted */
     uint8_t cls, room;
+    uint8_t before;         /* slot that held the newest version before the last put, intact; or
+                             * STORE_ROOM_MAX */
     uint8_t durable;        /* slot of the table that counts, or STORE_ROOM_MAX */
     uint8_t committing;     /* slot of the table being committed, or STORE_ROOM_MAX */
     uint8_t doubt;          /* bit k: a table that failed and could not be withdrawn refers to

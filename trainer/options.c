@@ -17,7 +17,7 @@ static const char *const params_names[] = { "auto", "device", "host", "nvme", NU
 static const char *const state_names[] = { "auto", "host", "nvme", NULL };
 static const char *const act_names[] = { "auto", "keep", "recompute", "host", NULL };
 static const char *const accumulate_names[] = { "layer", "micro", NULL };
-static const char *const update_names[] = { "auto", "serial", "chase", NULL };
+static const char *const update_names[] = { "auto", "serial", "chase", "split", "speculate", NULL };
 static const char *const act_dtype_names[] = { "f32", "bf16", NULL };
 static const char *const matmul_names[] = { "auto", "f32", "bf16", NULL };
 static const char *const checkpoint_names[] = { "async", "sync", NULL };
@@ -138,7 +138,7 @@ static const struct run_row {
         .arg = "NAME", .help = "order of micro-batches: layer by layer, or each whole" } },
     { T,
       { "update", OPT_CHOICE, AT(update), "auto", .choices = update_names, .arg = "NAME",
-        .help = "serial: after the step; chase: under the next step" } },
+        .help = "serial: after the step; chase: under the next; split: its parameters first; speculate: in backward" } },
     { T,
       { "activation-dtype", OPT_CHOICE, AT(act), NULL, .choices = act_dtype_names, .arg = "NAME",
         .help = "default: bf16, with --dtype fp16 f32" } },

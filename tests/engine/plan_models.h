@@ -105,7 +105,7 @@ static inline void random_model(struct model *m, struct rng *r)
     m->chunks = calloc(n_blocks * 10 + 1, sizeof *m->chunks);
     m->places = calloc(n_blocks + 3, sizeof *m->places);
     m->in = (struct plan_input){ .mode = pick(r, 6) == 0 ? PLAN_EVAL : PLAN_TRAIN,
-                                  .update = (enum plan_update)pick(r, 2),
+                                  .update = (enum plan_update)pick(r, 4),
                                   .accumulate = (enum plan_accumulate)pick(r, 2),
                                   .in_place = pick(r, 2),
                                   .n_micro = 1 + pick(r, 4),
@@ -131,7 +131,14 @@ static inline void random_model(struct model *m, struct rng *r)
     m->places[n - 1].fused = pick(r, 4) > 0;
     m->in.n_places = n;
     for (int a = 0; a < PLAN_ARENA_N; a++) m->in.arena_bytes[a] = UINT64_MAX;
+    uint32_t records = pick(r, 3); /* of speculation: all have room, some, or none */
+    for (uint32_t i = 0; i < m->in.n_chunks && m->in.update == PLAN_SPECULATE; i++) {
+        struct plan_chunk_in *c = &m->chunks[i];
+        bool apart = c->home[CHUNK_PARAM] == CHUNK_NVME && c->home[CHUNK_OPT] == CHUNK_HOST;
+        c->spec = !c->frozen && !apart && (records == 0 || (records == 1 && pick(r, 2)));
+    }
     if (m->in.mode == PLAN_TRAIN && pick(r, 8) == 0) { /* an order of the client's own */
+        for (uint32_t i = 0; i < m->in.n_chunks; i++) m->chunks[i].spec = false;
         m->in.n_own = pick(r, 12);
         m->in.own = m->own = calloc(m->in.n_own + 1, sizeof *m->own);
         for (uint32_t i = 0; i < m->in.n_own; i++)

@@ -181,6 +181,10 @@ static void every_value(const struct world *w, uint64_t want)
         { 3, 3, 3, 2, 2, 3, 2, 1, 0, 3, 1, 0 }, { 3, 3, 3, 3, 2, 2, 2, 0, 1, 3, 1, 0 },
         { 2, 2, 2, 1, 2, 2, 2, 0, 2, 0, 1, 0 }, { 3, 3, 3, 2, 2, 2, 2, 0, 2, 3, 1, 1 },
         { 3, 3, 2, 3, 1, 1, 4, 1, 2, 3, 1, 0 }, { 3, 3, 3, 1, 2, 2, 2, 0, 1, 1, 1, 0 },
+        { 2, 2, 2, 1, 3, 2, 2, 0, 0, 0, 0, 0 }, { 2, 2, 2, 2, 3, 1, 2, 1, 1, 0, 0, 0 },
+        { 2, 2, 3, 1, 3, 3, 0, 0, 1, 1, 1, 0 }, { 2, 2, 2, 1, 4, 2, 2, 0, 0, 0, 0, 0 },
+        { 2, 2, 2, 3, 4, 3, 1, 1, 1, 0, 0, 0 }, { 3, 3, 3, 1, 4, 2, 2, 0, 1, 1, 0, 0 },
+        { 2, 3, 3, 2, 4, 1, 2, 0, 0, 3, 1, 0 }, { 3, 3, 3, 2, 4, 2, 2, 1, 2, 3, 1, 1 },
         { 3, 3, 3, 1, 2, 2, 2, 0, 0, 2, 1, 0 }, { 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0 },
     };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
@@ -200,7 +204,7 @@ static void random_sample(const struct world *w, uint64_t want, uint32_t n)
                            .opt = (stk_tier)(2 + rng_below(&r, 2)),
                            .grads = (stk_tier)(2 + rng_below(&r, 2)),
                            .act = (stk_act)(1 + rng_below(&r, 3)),
-                           .update = (stk_update)(1 + rng_below(&r, 2)),
+                           .update = (stk_update)(1 + rng_below(&r, 4)),
                            .update_threads = (uint32_t)(1 + rng_below(&r, 3)),
                            .prefetch = (uint32_t)rng_below(&r, 5),
                            .accumulate = (stk_accumulate)rng_below(&r, 2),

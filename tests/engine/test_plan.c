@@ -318,10 +318,14 @@ TEST(plan_refusals)
 {
     struct model m;
     model_make(&m, 3, 2, 64);
-    m.in.update = PLAN_SPLIT;
-    CHECK(refuse(&m, "chase") == STK_ERR_UNSUPPORTED);
+    m.in.update = (enum plan_update)(PLAN_SPECULATE + 1);
+    CHECK(refuse(&m, "update mode") == STK_ERR_CONFIG);
     m.in.update = PLAN_SPECULATE;
-    CHECK(refuse(&m, "serial") == STK_ERR_UNSUPPORTED);
+    m.chunks[2].spec = true;
+    m.chunks[2].home[CHUNK_PARAM] = CHUNK_NVME; /* the record would be of half a state */
+    CHECK(refuse(&m, "ahead of the norm") == STK_ERR_CONFIG);
+    m.chunks[2].home[CHUNK_PARAM] = CHUNK_HOST;
+    m.chunks[2].spec = false;
     m.in.update = PLAN_CHASE;
     m.in.n_micro = 0;
     CHECK(refuse(&m, "micro") == STK_ERR_CONFIG);

@@ -47,12 +47,13 @@ static void mirror(struct plan *p)
         }
 }
 
+/* Paths through a node that may pass before its dependencies prove nothing. */
 static bool reaches(const struct plan *p, uint32_t from, uint32_t to)
 {
     bool *seen = calloc(p->n_nodes, 1), hit;
     seen[to] = true;
     for (uint32_t i = to + 1; i-- > from;)
-        if (seen[i])
+        if (seen[i] && (i == to || !plan_passable(&p->nodes[i])))
             for (uint32_t e = 0; e < p->nodes[i].n_deps; e++)
                 seen[p->deps[p->nodes[i].first_dep + e]] = true;
     hit = seen[from];
@@ -245,6 +246,8 @@ static bool drop_fetch(struct victim *v) { return drop(v, PLAN_FETCH); }
 static bool drop_copy_in(struct victim *v) { return drop(v, PLAN_COPY_IN); }
 static bool drop_update(struct victim *v) { return drop(v, PLAN_UPDATE); }
 static bool drop_cast(struct victim *v) { return drop(v, PLAN_GRAD_CAST); }
+static bool drop_undo(struct victim *v) { return drop(v, PLAN_UNDO); }
+static bool drop_commit(struct victim *v) { return drop(v, PLAN_COMMIT); }
 static bool drop_save(struct victim *v) { return drop(v, PLAN_SAVE); }
 static bool drop_load(struct victim *v) { return drop(v, PLAN_LOAD); }
 static bool drop_norm(struct victim *v) { return drop(v, PLAN_NORM); }
@@ -383,6 +386,74 @@ static bool moved_home(struct victim *v)
     return true;
 }
 
+/* --- speculation --- */
+
+static struct plan_node *spec_at(struct victim *v, enum plan_kind kind)
+{
+    uint32_t n = v->p->n_nodes, from = pick(&v->r, n);
+    for (uint32_t i = 0; i < n; i++) {
+        struct plan_node *x = &v->p->nodes[(from + i) % n];
+        if (x->kind == kind && x->spec) return x;
+    }
+    return NULL;
+}
+
+static bool spec_becomes_the_update(struct victim *v)
+{
+    struct plan_node *x = spec_at(v, PLAN_UPDATE);
+    if (x) x->spec = false;
+    return x != NULL;
+}
+
+static bool spec_reads_elsewhere(struct victim *v)
+{
+    struct plan_node *x = spec_at(v, PLAN_UPDATE), *y = node_at(v, PLAN_GRAD_CAST);
+    if (!x || !y || (x->src_slot == PLAN_NO && y->slot == PLAN_NO)) return false;
+    x->src_slot = x->src_slot == PLAN_NO ? y->slot : PLAN_NO;
+    return true;
+}
+
+static bool spec_not_allowed(struct victim *v)
+{
+    struct plan_node *x = spec_at(v, PLAN_UPDATE);
+    if (x) v->m.chunks[x->chunk].spec = false;
+    return x != NULL;
+}
+
+static bool spec_state_elsewhere(struct victim *v)
+{
+    struct plan_node *x = spec_at(v, pick(&v->r, 2) ? PLAN_FETCH : PLAN_WRITE_BACK);
+    if (!x) return false;
+    *(x->kind == PLAN_FETCH ? &x->slot_offset_bytes : &x->src_offset_bytes) += 64;
+    return true;
+}
+
+static bool not_optional(struct victim *v)
+{
+    uint32_t n = v->p->n_nodes, from = pick(&v->r, n);
+    for (uint32_t i = 0; i < n; i++) {
+        struct plan_node *x = &v->p->nodes[(from + i) % n];
+        if (!x->for_next) continue;
+        x->optional = !x->optional;
+        return true;
+    }
+    return false;
+}
+
+/* The version that is taken back is read for the update that replaces it. */
+static bool undo_after_fetch(struct victim *v)
+{
+    struct plan *p = v->p;
+    for (uint32_t i = 0; i < p->n_nodes; i++)
+        for (uint32_t e = 0; p->nodes[i].kind == PLAN_FETCH && e < p->nodes[i].n_deps; e++)
+            if (p->nodes[p->deps[p->nodes[i].first_dep + e]].kind == PLAN_UNDO) {
+                uint32_t undo = p->deps[p->nodes[i].first_dep + e];
+                remove_edge(p, i, e);
+                return !reaches(p, undo, i);
+            }
+    return false;
+}
+
 static const struct {
     const char *name;
     bool (*plant)(struct victim *);
@@ -398,6 +469,14 @@ static const struct {
     { "drop_copy_in", drop_copy_in },
     { "drop_update", drop_update },
     { "drop_cast", drop_cast },
+    { "drop_undo", drop_undo },
+    { "drop_commit", drop_commit },
+    { "spec_becomes_the_update", spec_becomes_the_update },
+    { "spec_reads_elsewhere", spec_reads_elsewhere },
+    { "spec_not_allowed", spec_not_allowed },
+    { "spec_state_elsewhere", spec_state_elsewhere },
+    { "not_optional", not_optional },
+    { "undo_after_fetch", undo_after_fetch },
     { "drop_save", drop_save },
     { "drop_load", drop_load },
     { "drop_norm", drop_norm },

@@ -26,6 +26,9 @@ struct toy {
     double last_loss;
     uint64_t data_seed, fill_seed;
     double poison_loss_at; /* step at which the loss gradient is infinite; 0: never */
+    uint64_t poison_embed_at; /* step at which one element of the embedding's gradient, the last of
+                               * backward, is infinite; 0: never */
+    uint64_t boost_at;     /* step at which the loss gradient is 4096 times as large; 0: never */
     uint64_t step;
     /* variants: rows of a micro-batch (0: TOY_ROWS); by_row: data depend on the row in the step,
      * not on how it is cut into micro-batches */
@@ -98,7 +101,7 @@ static inline stk_status toy_describe(struct toy *t)
     STK_TRY(stk_order(e, p, 2 + t->layers));
     STK_TRY(stk_workspace(e, 8u << 20));
     STK_TRY(stk_reserve(e, STK_ON_DEVICE, "inputs", t->micros * toy_rows(t) * 8, &t->h_ids));
-    return stk_reserve(e, STK_ON_HOST, "inputs, host side", t->micros * toy_rows(t) * 8,
+    return stk_reserve(e, STK_ON_HOST, "inputs, host side", t->micros * toy_rows(t) * 8 + 8,
                        &t->h_host);
 }
 
@@ -158,7 +161,10 @@ static inline stk_status toy_visit(struct toy *t, const stk_visit *v, struct stk
         if (v->dir == STK_FORWARD) return ops_embed_forward(v->stream, &a, err);
         if (!v->grad || t->freeze_first) return STK_OK;
         a.dtable = v->grad + stk_tensor_offset(t->e, t->tensor_embed);
-        return ops_embed_backward(v->stream, &a, err);
+        STK_TRY(ops_embed_backward(v->stream, &a, err));
+        if (t->poison_embed_at == 0 || t->step != t->poison_embed_at) return STK_OK;
+        return dev_copy(v->stream, v->grad + 5, (uint8_t *)stk_reserved(t->e, t->h_host) +
+                        t->micros * toy_rows(t) * 8, 4, DEV_TO_DEVICE, err);
     }
     if (v->place == t->layers + 1) {
         double *loss = &t->loss[v->micro];
@@ -174,6 +180,7 @@ static inline stk_status toy_visit(struct toy *t, const stk_visit *v, struct stk
                               .dx = v->flow,
                               .scratch = scratch };
         a.d_scale = v->loss_scale / (double)(t->micros * toy_rows(t));
+        if (t->boost_at > 0 && t->step == t->boost_at) a.d_scale *= 4096;
         if (t->poison_loss_at > 0 && t->step == (uint64_t)t->poison_loss_at) a.d_scale = INFINITY;
         if (v->dir == STK_FORWARD) return ops_head_forward(v->stream, &a, err);
         bool frozen = t->tied && t->freeze_first;
@@ -213,6 +220,7 @@ static inline stk_status toy_visit(struct toy *t, const stk_visit *v, struct stk
 static inline stk_status toy_inputs(struct toy *t, uint64_t step, struct stk_error *err)
 {
     int32_t *h = stk_reserved(t->e, t->h_host);
+    h[t->micros * 2 * toy_rows(t)] = 0x7f800000; /* an infinity for poison_embed_at */
     for (uint32_t m = 0; m < t->micros; m++) {
         struct rng r;
         rng_seed_stream(&r, t->data_seed, step * 64 + m);

@@ -1,0 +1,58 @@
+/* engine/mode.c - which update mode a placement gets, and the second parameters of `split`.
+ *
+ * Pure, application's thread, inside stk_seal; place.c and seal.c ask. Must not know how nodes run. */
+#include "engine/spec.h"
+
+static uint64_t round_page(uint64_t x) { return (x + 4095) / 4096 * 4096; }
+
+/* Speculation on NVMe keeps one more version; a store that is taken over has the room it was made
+ * with. */
+static bool can_speculate(const stk_engine *e, const struct eng_placement *pl)
+{
+    uint32_t room = e->cfg.durable ? 3 : 2;
+    return pl->opt == CHUNK_HOST || !e->cfg.adopt || e->durable.found_room >= room;
+}
+
+/* `auto`: chase, which takes nothing that serial does not, and is never slower. */
+enum plan_update update_mode_choose(const stk_engine *e, const struct eng_placement *pl)
+{
+    if (e->cfg.update == STK_UPDATE_SERIAL) return PLAN_SERIAL;
+    if (e->cfg.own_order) return PLAN_CHASE;
+    if (e->cfg.update == STK_UPDATE_SPLIT) return PLAN_SPLIT;
+    if (e->cfg.update == STK_UPDATE_SPECULATE && can_speculate(e, pl)) return PLAN_SPECULATE;
+    return PLAN_CHASE;
+}
+
+void mode_note(stk_engine *e, const struct eng_placement *pl)
+{
+    bool split = e->cfg.update == STK_UPDATE_SPLIT, spec = e->cfg.update == STK_UPDATE_SPECULATE;
+    uint32_t n = 0;
+    if ((split || spec) && e->cfg.own_order)
+        eng_note(e, "update: chase, because the client keeps its own order");
+    else if (split && place_second_bytes(e, pl) == 0)
+        eng_note(e, "update: no block has all its state in host memory and no frozen part: split is "
+                    "chase");
+    else if (spec && pl->update != PLAN_SPECULATE)
+        eng_note(e, "update: chase, because the store that was taken over has no room for versions "
+                    "that may be taken back");
+    if (pl->update != PLAN_SPECULATE) return;
+    for (uint32_t i = 0; i < e->layout->n_chunks; i++) n += e->pchunks[i].spec;
+    if (n < e->n_use_chunks)
+        eng_note(e, "update: %u of %u chunks may be updated before the norm is known; the others have "
+                    "no room for an undo record", n, e->n_use_chunks);
+}
+
+uint64_t place_second_of(const stk_engine *e, const struct eng_placement *pl, uint32_t block)
+{
+    const struct stk_block *b = &e->layout->blocks[block];
+    const struct plan_input in = { .update = pl->update, .chunks = e->pchunks, .blocks = e->pblocks };
+    if (e->cfg.own_order || b->n_chunks == 0 || !plan_splits(&in, b->first_chunk)) return 0;
+    return round_page(b->elems * 2);
+}
+
+uint64_t place_second_bytes(const stk_engine *e, const struct eng_placement *pl)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < e->layout->n_blocks; i++) sum += place_second_of(e, pl, i);
+    return sum;
+}
