@@ -116,7 +116,8 @@ struct eng_durable {
     _Atomic uint32_t phase;
     _Atomic bool failed;            /* the last commit did, and nobody was told: `error` holds */
     struct stk_error error;
-    _Atomic uint64_t newest_step;   /* on the drives; 0: none */
+    _Atomic uint64_t newest_step;   /* on the drives; 0: none, or none that can be found */
+    uint64_t before_step;           /* newest_step when the last request failed */
     struct store_commit commit;
     struct exec_event event;        /* set while no request is under way */
     struct exec_task task;

@@ -176,6 +176,10 @@ stk_status stk_open(const stk_config *c, stk_engine **out);
  * A pending update is NOT run (stk_flush does), a durable step that waits for it is not made. NULL
  * allowed. In a child of fork: does nothing, and every other call is refused (STK_ERR_STATE). */
 void stk_close(stk_engine *e);
+/* The same. STK_ERR_IO: swap files that should be gone are still there; STK_ERR_STATE: their folder is
+ * not where it was. *left (may be NULL; stk_free): the sentence that names them, why, and what to do;
+ * else NULL. */
+stk_status stk_close_left(stk_engine *e, char **left);
 const char *stk_error_text(const stk_engine *e); /* of the last failed call; "" if none; valid until
                                                   * the next call */
 const char *stk_status_name(stk_status s);

@@ -34,7 +34,8 @@
  * a CRC over all of it) is written to the older of the two halves of `table.bin` on every path;
  * (3) those are flushed; only then are the slots of the table before free. A crash at any instant
  * leaves, on every path, at least one half that is whole, and all bytes it refers to; the newest
- * whole table found on any path counts. The halves are preallocated, so a commit needs no room and
+ * whole table found on any path counts. A commit fails, with the path, when a name does not lead to
+ * the open file any more: the folder was removed, moved, replaced or locked up. The halves are preallocated, so a commit needs no room and
  * no directory flush.
  *
  * THREADS. store_get/put/commit are called on the lane of its `io`; `done` runs on that lane.
@@ -121,6 +122,8 @@ struct store_commit {
     stk_status status;
     struct stk_error error; /* names path and what failed: flush of the extents, table write, its
                              * flush */
+    bool lost;              /* the paths do not lead to the store's files any more (removed, moved,
+                             * replaced, not permitted): no durable step of it can be found */
     uint64_t submit_ns, done_ns;
     /* private */
     struct io_req req[STORE_PATHS_MAX];
@@ -145,6 +148,9 @@ stk_status store_open(const struct store_cfg *cfg, struct store **out, struct st
 /* Nothing in flight. Closes files; removes the run's folders unless a durable table counts there.
  * NULL allowed. */
 void store_close(struct store *s);
+/* The same, and an error that says what stayed: the folders that could not be removed, why, and what
+ * to do (STK_ERR_STATE: they are not where they were made; STK_ERR_IO: they are there). */
+stk_status store_close_left(struct store *s, struct stk_error *err);
 /* The run's folders are removed at close, durable or not: what they held is not needed any more. */
 void store_discard(struct store *s);
 
