@@ -316,7 +316,8 @@ typedef struct stk_step_stats {
     uint64_t param_fetch_bytes;   /* parameters brought to cache or device */
     uint64_t departures;          /* own order: visits served on demand in this step */
     uint64_t durable_step;        /* newest step that a crash cannot take; 0: none */
-    uint64_t nvme_read_p99_ns;    /* latency of reads from NVMe in this step; 0: none */
+    uint64_t nvme_read_p99_ns;    /* latency of reads from NVMe in this step, from the request to
+                                   * checked bytes, the wait for their turn included; 0: none */
     uint64_t nvme_read_alone_p99_ns;  /* of those with no write beside them; 0: none */
     uint64_t nvme_read_beside_p99_ns; /* of the others; 0: none */
     uint64_t nvme_busy_ns;        /* time in this step with NVMe work under way: reading, writing, and
@@ -327,6 +328,9 @@ typedef struct stk_step_stats {
                                    * were continued */
     uint64_t nvme_retries;        /* since stk_seal: parts of transfers given again, those and what
                                    * the kernel had no room for (EAGAIN) */
+    /* [0] with no write beside them, [1] the others; 0: none */
+    uint64_t nvme_demand_p99_ns[2]; /* latency of those reads that a visit or the update waits for */
+    uint64_t nvme_drive_p99_ns[2];  /* time of reads at the drive alone */
 } stk_step_stats;
 
 stk_status stk_step_begin(stk_engine *e, const stk_step *s);

@@ -234,6 +234,12 @@ void store_close(struct store *s) { (void)store_close_left(s, NULL); }
 
 void store_discard(struct store *s) { s->discard = true; }
 
+void store_checksums(struct store *s, bool on)
+{
+    STK_ASSERT(atomic_load(&s->in_flight) == 0 && (!on || s->n_lanes > 0));
+    s->checksums = on;
+}
+
 const char *store_describe(const struct store *s) { return s->description; }
 
 uint32_t store_notes(const struct store *s, const char *const **out)
@@ -256,7 +262,9 @@ static void op_finish(void *arg)
     struct store *s = op->store;
     struct store_extent *e = &s->extents[op->extent];
     struct store_path *p = &s->paths[e->path];
+    const struct io_req *req = &op->req[0];
     bool put = op->state == OP_PUT;
+    op->drive_ns = op->status == STK_OK && req->start_ns ? req->done_ns - req->start_ns : 0;
     if (put) {
         e->writing = false;
         e->failed = op->status != STK_OK;

@@ -101,6 +101,8 @@ struct store_op {
     stk_status status;
     struct stk_error error; /* sentence with extent, path, offset when status != STK_OK */
     uint64_t submit_ns, done_ns;
+    uint64_t drive_ns;      /* of that time, at the drive: the rest waited for its turn there, or was
+                             * the checksum's */
     /* private */
     struct io_req req[2];
     struct exec_task task;
@@ -180,6 +182,10 @@ void store_found_free(struct store_found *f);
 /* Removes a found store's folders on all its paths. */
 stk_status store_found_discard(struct store_found *f, struct io_sim_disk *disk,
                                struct stk_error *err);
+
+/* Measured comparisons only, nothing in flight: a store made with checksums computes and checks none
+ * until it is told to again. What was put meanwhile cannot be read afterwards. */
+void store_checksums(struct store *s, bool on);
 
 const char *store_describe(const struct store *s); /* "1 path, 12.3 GiB, room 1, crc32c sse4.2" */
 /* What was found and removed at open: one sentence each. */
