@@ -64,6 +64,11 @@ int64_t sys_disk_free(const char *path);         /* bytes available to us on the
 int sys_mkdirs(const char *path);                /* mkdir -p; 0 or -1 + errno */
 int sys_remove_tree(const char *path);           /* rm -r, never follows links; 0 or -1 + errno */
 
+/* Numbers for `more` files beyond those that are open. Where the limit is too low it is raised, by no
+ * more than that and not beyond the hard limit. False: not even then; *open_now and *limit (the hard
+ * one) say how far it goes. */
+bool sys_files_room(uint64_t more, uint64_t *open_now, uint64_t *limit);
+
 /* Starts a thread with every signal blocked. 0 or an errno value; join it with pthread_join. */
 int sys_thread_start(pthread_t *out, void *(*fn)(void *), void *arg);
 /* The calling thread, from now on: computes when nobody else wants to (priority `nice`, 0 to 19). */

@@ -6,13 +6,16 @@
 #include "base/sys.h"
 #include "base/sys_fault.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
 #include <limits.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <time.h>
@@ -203,4 +206,38 @@ static int remove_one(const char *path, const struct stat *st, int type, struct 
 int sys_remove_tree(const char *path)
 {
     return nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS) == 0 ? 0 : -1;
+}
+
+/* --- the limit of open files ------------------------------------------------------------------ */
+
+/* Numbers in use below `limit`: the kernel gives the lowest free one. */
+static uint64_t files_open_below(uint64_t limit)
+{
+    uint64_t n = 0;
+    DIR *dir = opendir("/proc/self/fd");
+    const struct dirent *e;
+    while (dir && (e = readdir(dir))) {
+        char *end;
+        unsigned long fd = strtoul(e->d_name, &end, 10);
+        if (end != e->d_name && fd < limit && (int)fd != dirfd(dir)) n++;
+    }
+    if (dir) {
+        closedir(dir);
+        return n;
+    }
+    for (uint64_t fd = 0; fd < limit && fd < 65536; fd++) n += fcntl((int)fd, F_GETFD) >= 0;
+    return n;
+}
+
+bool sys_files_room(uint64_t more, uint64_t *open_now, uint64_t *limit)
+{
+    struct rlimit r;
+    *open_now = *limit = 0;
+    if (getrlimit(RLIMIT_NOFILE, &r) != 0 || r.rlim_cur == RLIM_INFINITY) return true;
+    *limit = r.rlim_max;
+    *open_now = files_open_below(r.rlim_cur);
+    if (r.rlim_cur >= *open_now && r.rlim_cur - *open_now >= more) return true;
+    if (r.rlim_max != RLIM_INFINITY && r.rlim_max < *open_now + more) return false;
+    r.rlim_cur = *open_now + more;
+    return setrlimit(RLIMIT_NOFILE, &r) == 0;
 }

@@ -72,6 +72,15 @@ static void collect_enough(const struct nvme_unit *u, struct nvme_evidence *e)
     e->enough_read = u->best_rate[0];
     e->enough_block = u->best_block[0];
     e->enough_depth = u->best_depth[0];
+    for (uint32_t b = 0; b < s->n_blocks; b++)
+        for (uint32_t d = 0; d < s->n_depths && s->block[b] == e->enough_block; d++) {
+            double rate = s->rate[b][d];
+            if (s->depth[d] <= e->enough_depth || rate <= 0 || rate >= 0.9 * e->enough_read ||
+                (e->deeper_read > 0 && rate >= e->deeper_read))
+                continue;
+            e->deeper_read = rate;
+            e->deeper_depth = s->depth[d];
+        }
 }
 
 static void collect_shares(const struct nvme_bench *b, uint32_t unit, struct nvme_evidence *e)

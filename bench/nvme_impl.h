@@ -153,6 +153,9 @@ struct nvme_evidence {
     double enough_read;                   /* no less, with the fewest bytes in flight; 0: not known */
     uint64_t enough_block;
     uint32_t enough_depth;
+    double deeper_read;                   /* the slowest of the deeper points of that block, where it
+                                           * is clearly slower; 0: none is */
+    uint32_t deeper_depth;
     double train_read;                    /* of those with the block size of `train`, 1 MiB */
     double spread;                        /* of samples of one point: largest difference, as a part
                                            * of the larger */

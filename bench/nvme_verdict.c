@@ -83,7 +83,12 @@ static void say_drive(const struct nvme_evidence *e, struct nvme_verdict *v)
             e->best_read > 0 ? "" : "GB/s ",
             nvme_size_text(e->best_write_block, size, sizeof size), e->best_write_depth);
     if (e->best_write > 0 && e->fell) ADD(" in a burst, %.2f sustained", e->sustained / 1e9);
-    if (e->enough_read > 0)
+    if (e->enough_read > 0 && e->deeper_read > 0)
+        ADD("; in the sweep reads were best at %s x %u (%.2f GB/s) and deeper ones slower (%.2f at "
+            "x %u)",
+            nvme_size_text(e->enough_block, size, sizeof size), e->enough_depth,
+            e->enough_read / 1e9, e->deeper_read / 1e9, e->deeper_depth);
+    else if (e->enough_read > 0)
         ADD("; reads gain nothing beyond %s x %u",
             nvme_size_text(e->enough_block, size, sizeof size), e->enough_depth);
     if (e->link > 0 && e->best_read > 0) ADD("; the link has room");
@@ -221,7 +226,7 @@ static void say_settings(const struct nvme_evidence *e, struct nvme_verdict *v)
     for (uint32_t i = 0; i < e->n_paths; i++) sum += e->path_rate[i];
     snprintf(v->settings[v->n_settings++], sizeof v->settings[0],
              "--storage %s --chunk %u: requests of 1 MiB (parameters, gradients) and 5 MiB "
-             "(optimizer state), up to 32 in flight per drive",
+             "(optimizer state), up to 16 MiB of them in flight per drive",
              e->uring ? "uring" : "posix", NVME_CHUNK_ELEMS);
     for (uint32_t i = 0; i < e->n_paths && e->n_paths > 1 && sum > 0; i++)
         at += (size_t)snprintf(weights + at, sizeof weights - at, "%s%.0f %%", i ? ", " : "",

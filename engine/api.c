@@ -56,7 +56,7 @@ stk_status eng_refuse_state(stk_engine *e, const char *call, const char *expecte
     if (e->state == ENG_FAILED && e->fail.code != STK_OK)
         return stk_error_set(
             &e->err, STK_ERR_STATE, 0,
-            "%s: the engine has failed (%s); close it and resume from a checkpoint", call,
+            "%s: the engine has failed (%s); close it and go on from what was saved", call,
             e->fail.text);
     return stk_error_set(&e->err, STK_ERR_STATE, 0, "%s is allowed %s; the engine is %s", call,
                          expected, names[e->state]);
@@ -315,10 +315,14 @@ static void free_description(stk_engine *e)
     sys_free(e->client_numerics);
 }
 
-void stk_close(stk_engine *e)
+void stk_close(stk_engine *e) { (void)stk_close_left(e, NULL); }
+
+stk_status stk_close_left(stk_engine *e, char **left)
 {
+    struct stk_error why = { 0 };
+    if (left) *left = NULL;
     /* A child of fork has neither the threads nor the memory; the files are its parent's. */
-    if (!e || eng_state(e) == ENG_FORKED) return;
+    if (!e || eng_state(e) == ENG_FORKED) return STK_OK;
     quiesce(e);
     if (e->team) exec_team_close(e->team);
     dev_stream_close(e->compute);
@@ -326,7 +330,7 @@ void stk_close(stk_engine *e)
     dev_stream_close(e->copy_out);
     for (int i = 0; i < ENG_CASTS; i++) dev_stream_close(e->cast[i]);
     io_stop(e->io); /* a transfer that did not end in time must not find the store gone */
-    store_close(e->store);
+    stk_status st = store_close_left(e->store, &why);
     io_close(e->io);
     if (e->save.lane) exec_lane_close(e->save.lane);
     if (e->lane) exec_lane_close(e->lane);
@@ -357,6 +361,8 @@ void stk_close(stk_engine *e)
     exec_close(e->ex);
     free_description(e);
     sys_free(e);
+    if (st != STK_OK && left) *left = sys_strdup(why.text);
+    return st;
 }
 
 /* --- description ------------------------------------------------------------------------------ */

@@ -66,6 +66,8 @@ static void commit_done(struct store_commit *c)
     if (c->status == STK_OK) {
         atomic_store(&d->newest_step, c->step);
     } else {
+        d->before_step = atomic_load(&d->newest_step);
+        if (c->lost) atomic_store(&d->newest_step, 0); /* nobody finds that one either */
         d->error = c->error;
         atomic_store(&d->failed, true);
     }
@@ -100,9 +102,13 @@ stk_status durable_report(stk_engine *e)
 {
     struct eng_durable *d = &e->durable;
     if (!atomic_exchange(&d->failed, false)) return STK_OK;
-    uint64_t old = atomic_load(&d->newest_step);
+    uint64_t old = d->before_step;
     char had[64] = "there is none before it";
-    if (old) snprintf(had, sizeof had, "that of step %llu stays", (unsigned long long)old);
+    if (old)
+        snprintf(had, sizeof had,
+                 d->commit.lost ? "that of step %llu cannot be found either"
+                                : "that of step %llu stays",
+                 (unsigned long long)old);
     return stk_error_set(&e->err, STK_ERR_IO, d->error.os_errno,
                          "the durable step %llu failed (%s): %s; training may go on",
                          (unsigned long long)d->commit.step, had, d->error.text);
@@ -384,6 +390,10 @@ stk_status stk_discard_found(const char *const *nvme, uint32_t n, const char *ru
     bool partial = st == STK_ERR_CORRUPT || st == STK_ERR_CONFIG;
     if (st == STK_OK) st = store_found_discard(f, NULL, &err);
     else if (partial && run_id && run_id[0]) st = discard_rest(nvme, n, run_id, &err);
+    else if (st == STK_END && run_id && run_id[0]) { /* a folder without a table, perhaps */
+        stk_status rest = discard_rest(nvme, n, run_id, &err);
+        if (rest != STK_OK) st = rest;
+    }
     if (st != STK_OK && st != STK_END) say(where, err.text);
     store_found_free(f);
     return st;

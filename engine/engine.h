@@ -70,6 +70,9 @@ struct run_op {
 };
 
 #define RUN_OPS_PER_RESOURCE 32
+/* In flight per drive, whatever the operations' size: as much as where drives are measured
+ * (nvme/measure_rates.c). More gains nothing and is a queue that a demand read waits behind. */
+#define ENG_DRIVE_BYTES (16ull << 20)
 #define RUN_OPS_KEPT 8 /* of them, for writes that something waits for */
 struct run_pool {
     struct run_op op[RUN_OPS_PER_RESOURCE];
@@ -115,8 +118,10 @@ struct eng_run {
 
 /* Transfers of the step at hand (engine/nvme_stats.c). */
 struct eng_nvme_stats {
-    struct measure_histogram reads, alone, beside; /* latency: of all; while no write was under way,
-                                                    * and the others */
+    struct measure_histogram reads; /* latency of all */
+    /* [0] while no write was under way, [1] the others: of all, of those that a visit or the update
+     * waits for (demand), and of all the time at the drive alone */
+    struct measure_histogram whole[2], demand[2], drive[2];
     uint32_t in_flight, writes;     /* store operations */
     uint64_t last_write_ns;         /* when the last write ended */
     uint64_t busy_since_ns, busy_ns;
@@ -132,7 +137,8 @@ struct eng_durable {
     _Atomic uint32_t phase;
     _Atomic bool failed;            /* the last commit did, and nobody was told: `error` holds */
     struct stk_error error;
-    _Atomic uint64_t newest_step;   /* on the drives; 0: none */
+    _Atomic uint64_t newest_step;   /* on the drives; 0: none, or none that can be found */
+    uint64_t before_step;           /* newest_step when the last request failed */
     struct store_commit commit;
     struct exec_event event;        /* set while no request is under way */
     struct exec_task task;
@@ -333,7 +339,7 @@ void way_choose(stk_engine *e);                 /* memory is reserved and holds 
 /* --- nvme_stats.c: engine lane during a run, application's thread between runs ---------------- */
 void nvme_stats_reset(stk_engine *e);
 void nvme_stats_begin(stk_engine *e, bool read); /* a transfer was accepted */
-void nvme_stats_end(stk_engine *e, const struct store_op *op, bool read);
+void nvme_stats_end(stk_engine *e, const struct store_op *op, bool read, bool demand);
 void nvme_stats_fill(const stk_engine *e, stk_step_stats *s);
 
 /* --- run.c: engine lane ----------------------------------------------------------------------- */

@@ -25,7 +25,7 @@ static void store_done(struct store_op *s)
     struct run_op *op = s->owner;
     stk_engine *e = op->e;
     const struct plan_node *n = node_of(e, op->node);
-    nvme_stats_end(e, s, n->kind == PLAN_FETCH);
+    nvme_stats_end(e, s, n->kind == PLAN_FETCH, n->demand);
     if (s->status != STK_OK) {
         struct stk_error err = { 0 };
         const struct stk_block *b = &e->layout->blocks[n->block];

@@ -3,8 +3,8 @@
  *
  * Fixed size, nothing is allocated. nvme_stats_begin and _end run on the engine lane, which alone
  * starts and ends transfers of a run; reset and fill on the application's thread, while no run is
- * active. A read's latency is the store's: from its acceptance, waiting for the drive included, to
- * verified bytes. Must not know plans. */
+ * active. A read's latency is the store's: from its acceptance, waiting for its turn at the drive
+ * included, to verified bytes; what of it was the drive's own is kept apart. Must not know plans. */
 #include "engine/engine.h"
 #include <string.h>
 
@@ -28,7 +28,7 @@ void nvme_stats_begin(stk_engine *e, bool read)
     if (!read) s->writes++;
 }
 
-void nvme_stats_end(stk_engine *e, const struct store_op *op, bool read)
+void nvme_stats_end(stk_engine *e, const struct store_op *op, bool read, bool demand)
 {
     struct eng_nvme_stats *s = &e->nvme_stats;
     uint64_t now = exec_now_ns(e->ex);
@@ -40,7 +40,9 @@ void nvme_stats_end(stk_engine *e, const struct store_op *op, bool read)
     } else if (op->done_ns >= op->submit_ns) {
         bool beside = s->writes > 0 || s->last_write_ns > op->submit_ns;
         measure_histogram_add(&s->reads, op->done_ns - op->submit_ns);
-        measure_histogram_add(beside ? &s->beside : &s->alone, op->done_ns - op->submit_ns);
+        measure_histogram_add(&s->whole[beside], op->done_ns - op->submit_ns);
+        if (demand) measure_histogram_add(&s->demand[beside], op->done_ns - op->submit_ns);
+        if (op->drive_ns) measure_histogram_add(&s->drive[beside], op->drive_ns);
     }
 }
 
@@ -53,6 +55,10 @@ void nvme_stats_fill(const stk_engine *e, stk_step_stats *out)
     out->nvme_short = io.short_transfers;
     out->nvme_retries = io.retries;
     out->nvme_read_p99_ns = measure_percentile(&s->reads, 0.99);
-    out->nvme_read_alone_p99_ns = measure_percentile(&s->alone, 0.99);
-    out->nvme_read_beside_p99_ns = measure_percentile(&s->beside, 0.99);
+    out->nvme_read_alone_p99_ns = measure_percentile(&s->whole[0], 0.99);
+    out->nvme_read_beside_p99_ns = measure_percentile(&s->whole[1], 0.99);
+    for (int i = 0; i < 2; i++) {
+        out->nvme_demand_p99_ns[i] = measure_percentile(&s->demand[i], 0.99);
+        out->nvme_drive_p99_ns[i] = measure_percentile(&s->drive[i], 0.99);
+    }
 }

@@ -164,6 +164,7 @@ static stk_status open_storage(stk_engine *e, uint32_t n_extents)
                          .ex = e->ex,
                          .lane = e->lane,
                          .notify = &e->io_task,
+                         .depth_bytes = ENG_DRIVE_BYTES,
                          .sim = sim };
     STK_TRY(io_open(&ic, &e->io, &e->err));
     struct store_cfg sc = { .io = e->io,

@@ -193,6 +193,10 @@ stk_status stk_open(const stk_config *c, stk_engine **out);
  * A pending update is NOT run (stk_flush does), a durable step that waits for it is not made. NULL
  * allowed. In a child of fork: does nothing, and every other call is refused (STK_ERR_STATE). */
 void stk_close(stk_engine *e);
+/* The same. STK_ERR_IO: swap files that should be gone are still there; STK_ERR_STATE: their folder is
+ * not where it was. *left (may be NULL; stk_free): the sentence that names them, why, and what to do;
+ * else NULL. */
+stk_status stk_close_left(stk_engine *e, char **left);
 const char *stk_error_text(const stk_engine *e); /* of the last failed call; "" if none; valid until
                                                   * the next call */
 const char *stk_status_name(stk_status s);
@@ -331,7 +335,8 @@ typedef struct stk_step_stats {
     uint64_t spec_chunks, spec_undone; /* speculate: chunks updated before the norm was known; of these
                                    * (and of those whose record had no room), taken back */
     uint64_t durable_step;        /* newest step that a crash cannot take; 0: none */
-    uint64_t nvme_read_p99_ns;    /* latency of reads from NVMe in this step; 0: none */
+    uint64_t nvme_read_p99_ns;    /* latency of reads from NVMe in this step, from the request to
+                                   * checked bytes, the wait for their turn included; 0: none */
     uint64_t nvme_read_alone_p99_ns;  /* of those with no write beside them; 0: none */
     uint64_t nvme_read_beside_p99_ns; /* of the others; 0: none */
     uint64_t nvme_busy_ns;        /* time in this step with NVMe work under way: reading, writing, and
@@ -346,6 +351,9 @@ typedef struct stk_step_stats {
     bool saving;                  /* a checkpoint is under way */
     uint64_t save_wait_ns;        /* in this step updates waited so long for it: what it held up */
     uint64_t saved_step;          /* newest one that is complete; 0: none */
+    /* [0] with no write beside them, [1] the others; 0: none */
+    uint64_t nvme_demand_p99_ns[2]; /* latency of those reads that a visit or the update waits for */
+    uint64_t nvme_drive_p99_ns[2];  /* time of reads at the drive alone */
 } stk_step_stats;
 
 stk_status stk_step_begin(stk_engine *e, const stk_step *s);

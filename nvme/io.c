@@ -129,19 +129,26 @@ static void count_start(struct io_drive *d, enum io_op op)
     }
 }
 
+static uint64_t next_part_bytes(const struct io_req *req)
+{
+    uint64_t left = req->size_bytes - req->issued_bytes;
+    return left < IO_TRANSFER_MAX ? left : IO_TRANSFER_MAX;
+}
+
 static void issue_one(struct io *io, struct io_drive *d, struct io_req *req)
 {
     struct io_part *p = d->free_parts;
     d->free_parts = p->next;
-    uint64_t left = req->size_bytes - req->issued_bytes;
     p->next = NULL;
     p->req = req;
     p->file = &io->files[req->file];
     p->op = req->op;
-    p->size_bytes = left < IO_TRANSFER_MAX ? left : IO_TRANSFER_MAX;
+    p->size_bytes = p->flight_bytes = next_part_bytes(req);
     p->offset_bytes = req->offset_bytes + req->issued_bytes;
     p->buf = req->buf ? (uint8_t *)req->buf + req->issued_bytes : NULL;
     p->fruitless = 0;
+    if (req->issued_bytes == 0) req->start_ns = exec_now_ns(io->cfg.ex);
+    d->bytes_in_flight[p->op != IO_READ] += p->flight_bytes;
     req->issued_bytes += p->size_bytes;
     req->parts_in_flight++;
     count_start(d, p->op);
@@ -153,15 +160,24 @@ static void issue_one(struct io *io, struct io_drive *d, struct io_req *req)
     part_start(io, p);
 }
 
+/* Whether a part more may be in flight; the first one always may. */
+static bool fits(uint64_t in_flight, const struct io_req *req, uint64_t limit)
+{
+    return limit == 0 || in_flight == 0 || in_flight + next_part_bytes(req) <= limit;
+}
+
 /* The request whose part goes next: the most urgent class, reads before writes within one. Two
  * rules stand beside that. Writes keep to write_depth as long as reads are on this drive, or
  * were not long ago: a burst of write-back must not fill every place just before a read that a
  * visit waits for. And reads that never end pass a waiting write only IO_READS_PER_WRITE times. */
-static struct io_req *choose(const struct io_drive *d)
+static struct io_req *choose(const struct io *io, const struct io_drive *d)
 {
     int r = first_class(d, 0), w = first_class(d, 1);
     bool reads = r < IO_CLASS_N || d->reads_in_flight > 0 || d->reads_recent > 0;
-    bool write = w < IO_CLASS_N && (!reads || d->writes_in_flight < d->write_depth);
+    bool write = w < IO_CLASS_N &&
+                 (!reads || (d->writes_in_flight < d->write_depth &&
+                             fits(d->bytes_in_flight[1], d->waiting[w][1].head,
+                                  io->cfg.depth_bytes / 2)));
     if (write && (w < r || d->reads_ahead >= IO_READS_PER_WRITE)) return d->waiting[w][1].head;
     return r < IO_CLASS_N ? d->waiting[r][0].head : NULL;
 }
@@ -173,8 +189,10 @@ static void issue_all(struct io *io)
         struct io_drive *d = &io->drives[i];
         if (!d->open) continue;
         while (d->free_parts) {
-            struct io_req *req = choose(d);
-            if (!req) break;
+            struct io_req *req = choose(io, d);
+            if (!req || !fits(d->bytes_in_flight[0] + d->bytes_in_flight[1], req,
+                              io->cfg.depth_bytes))
+                break;
             issue_one(io, d, req);
         }
         if (d->kick) {
@@ -196,6 +214,7 @@ static void part_free(struct io *io, struct io_part *p, stk_status status, int o
     struct io_drive *d = p->drive;
     if (p->op == IO_READ) d->reads_in_flight--;
     else d->writes_in_flight--;
+    d->bytes_in_flight[p->op != IO_READ] -= p->flight_bytes;
     p->req = NULL;
     p->file = NULL;
     p->next = d->free_parts;
@@ -345,6 +364,7 @@ stk_status io_submit(struct io *io, struct io_req *req, struct stk_error *err)
     req->status = STK_OK;
     req->os_errno = 0;
     req->moved_bytes = req->issued_bytes = 0;
+    req->start_ns = 0;
     req->parts_in_flight = req->retries = 0;
     req->submit_ns = exec_now_ns(io->cfg.ex);
     req->state = REQ_WAITING;

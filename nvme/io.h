@@ -67,6 +67,7 @@ struct io_req {
     int os_errno;
     uint64_t moved_bytes;
     uint64_t submit_ns, done_ns; /* exec clock: accepted, completion noticed */
+    uint64_t start_ns;     /* its first part was given to the drive: before it waited for its turn */
     /* private */
     struct io_req *next, *prev;
     uint64_t issued_bytes;
@@ -81,6 +82,9 @@ struct io_cfg {
     uint32_t depth;                  /* kernel requests in flight per drive; 0: 32. posix: at most
                                       * two per worker, so that the urgent overtakes the rest */
     uint32_t write_depth;            /* of these, writes beside reads; 0: depth / 2 */
+    uint64_t depth_bytes;            /* most bytes in flight per drive (one part always goes), half
+                                      * of them writes beside reads: what waits behind more is only
+                                      * late. 0: no limit but the depths */
     uint32_t workers;                /* posix: lanes per drive; 0: 16 */
     bool buffered;                   /* never use O_DIRECT (tests, file systems without it) */
     bool no_registration;            /* never register buffers or files */

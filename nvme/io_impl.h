@@ -44,6 +44,7 @@ struct io_part {
     enum io_op op;
     uint8_t *buf;           /* what remains of it */
     uint64_t offset_bytes, size_bytes;
+    uint64_t flight_bytes;  /* what it counts among the drive's bytes in flight */
     int64_t result;         /* bytes, or -errno; written by the backend before io_part_done */
     uint32_t fruitless;     /* tries in a row that moved nothing */
     uint32_t index;         /* in drive->parts */
@@ -64,6 +65,7 @@ struct io_drive {
     struct io_part *parts;   /* depth of them */
     struct io_part *free_parts;
     uint32_t reads_in_flight, writes_in_flight; /* parts */
+    uint64_t bytes_in_flight[2]; /* reads, writes */
     uint32_t reads_ahead;    /* read parts started since the last write part while one waited */
     uint32_t reads_recent;   /* write parts to go until the last read is forgotten */
     struct io_queue waiting[IO_CLASS_N][2]; /* reads; writes and flushes */

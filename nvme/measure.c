@@ -228,7 +228,7 @@ static stk_status no_memory(struct stk_error *err, uint64_t blocks)
 /* The buffer is kept: pages, once touched and gathered, serve the next run. */
 static stk_status make_buffer(struct measure_run *r, struct stk_error *err)
 {
-    struct measure *m = r->m;
+    struct measure *m = r->m->lender ? r->m->lender : r->m;
     uint64_t need = r->n_slots * r->block_bytes;
     if (need > m->buffer_bytes) {
         sys_munmap(m->buffer, m->buffer_bytes);
@@ -449,7 +449,7 @@ static stk_status run_on_lane(struct measure_run *r, struct stk_error *err)
     if (status == STK_OK)
         status = measure_run_places(r, r->cfg->n_paths, r->cfg->depth, err);
     if (status == STK_OK) {
-        io_buffer_register(r->io, r->m->buffer, r->n_slots * r->block_bytes);
+        io_buffer_register(r->io, r->slots[0].buf, r->n_slots * r->block_bytes);
         status = measure_run_wait(r, err);
         measure_run_result(r);
     }

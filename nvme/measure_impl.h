@@ -75,6 +75,7 @@ struct measure {
     uint8_t *buffer;          /* kept from run to run */
     uint64_t buffer_bytes;
     struct measure_through_store *through;
+    struct measure *lender;   /* its buffer is used; NULL: an own one */
 };
 
 /* --- a run (lane) ----------------------------------------------------------------------------- */

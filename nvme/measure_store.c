@@ -234,6 +234,27 @@ stk_status measure_store_open(const struct measure_store_cfg *cfg, struct measur
     return STK_OK;
 }
 
+void measure_store_checksums(struct measure *m, bool on)
+{
+    store_checksums(m->through->store, on);
+}
+
+stk_status measure_store_plain(struct measure *m, struct measure **out, struct stk_error *err)
+{
+    struct measure_cfg cfg = m->cfg;
+    const char *file;
+    uint64_t offset_bytes;
+    *out = NULL;
+    if (cfg.n_paths != 1 || store_locate(m->through->store, 0, &file, &offset_bytes) != STK_OK)
+        return stk_error_set(err, STK_ERR_CONFIG, 0,
+                             "plain transfers beside a store: it must have one path, not %u",
+                             cfg.n_paths);
+    cfg.paths[0] = file;
+    STK_TRY(measure_new(&cfg, out, err));
+    (*out)->lender = m;
+    return STK_OK;
+}
+
 void measure_store_free(struct measure *m)
 {
     struct measure_through_store *t = m->through;

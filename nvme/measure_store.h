@@ -29,4 +29,11 @@ struct measure_store_cfg {
 stk_status measure_store_open(const struct measure_store_cfg *cfg, struct measure **out,
                               struct stk_error *err);
 
+/* For comparisons in which nothing else differs. The same store without its checksums and with them
+ * again (between runs; after writes without, only writes make sense); and plain transfers to and
+ * from the file of extents of a store of one path, through the same memory. The latter is closed
+ * before the store's, and writes make the store's own reads fail. */
+void measure_store_checksums(struct measure *m, bool on);
+stk_status measure_store_plain(struct measure *m, struct measure **out, struct stk_error *err);
+
 #endif

@@ -190,6 +190,7 @@ stk_status store_open(const struct store_cfg *cfg, struct store **out, struct st
     if (status == STK_OK)
         status = cfg->adopt ? store_adopt(s, cfg, err) : store_files_make(s, cfg, err);
     if (status == STK_OK) status = store_files_add(s, err);
+    if (status == STK_OK) status = store_reach_take(s, err);
     if (status != STK_OK) {
         store_close(s);
         return status;
@@ -210,9 +211,9 @@ static void pass_lane(struct store *s, struct exec_lane *lane)
     exec_event_wait(&s->answered, UINT64_MAX, NULL);
 }
 
-void store_close(struct store *s)
+stk_status store_close_left(struct store *s, struct stk_error *err)
 {
-    if (!s) return;
+    if (!s) return STK_OK;
     /* The last operation's task may still be leaving op_finish: a task behind it on the lane has
      * seen it go. After io_stop more may be on their way: from the lane to a checksum lane, back,
      * refused by io, and to op_finish. */
@@ -222,13 +223,22 @@ void store_close(struct store *s)
         pass_lane(s, s->lane);
     }
     for (uint32_t i = 0; i < s->n_lanes; i++) exec_lane_close(s->lanes[i]);
-    store_files_close(s);
+    stk_status status = store_files_close(s, err);
     store_table_close(s);
     sys_free(s->extents);
     sys_free(s);
+    return status;
 }
 
+void store_close(struct store *s) { (void)store_close_left(s, NULL); }
+
 void store_discard(struct store *s) { s->discard = true; }
+
+void store_checksums(struct store *s, bool on)
+{
+    STK_ASSERT(atomic_load(&s->in_flight) == 0 && (!on || s->n_lanes > 0));
+    s->checksums = on;
+}
 
 const char *store_describe(const struct store *s) { return s->description; }
 
@@ -252,7 +262,9 @@ static void op_finish(void *arg)
     struct store *s = op->store;
     struct store_extent *e = &s->extents[op->extent];
     struct store_path *p = &s->paths[e->path];
+    const struct io_req *req = &op->req[0];
     bool put = op->state == OP_PUT;
+    op->drive_ns = op->status == STK_OK && req->start_ns ? req->done_ns - req->start_ns : 0;
     if (put) {
         e->writing = false;
         e->failed = op->status != STK_OK;
@@ -493,8 +505,7 @@ static void get_verify(void *arg)
             stk_error_set(&op->error, STK_ERR_CORRUPT, 0,
                           "%s: read %llu bytes, their checksum is 0x%08x and 0x%08x was stored "
                           "with version %llu: the "
-                          "bytes on disk changed, or a write was lost; check the drive and resume "
-                          "from a checkpoint",
+                          "bytes on disk changed, or a write was lost; check the drive",
                           where(op, place, sizeof place), (unsigned long long)e->payload_bytes,
                           found, op->crc, (unsigned long long)e->slots[op->slot].version);
     }

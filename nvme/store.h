@@ -34,7 +34,8 @@
  * a CRC over all of it) is written to the older of the two halves of `table.bin` on every path;
  * (3) those are flushed; only then are the slots of the table before free. A crash at any instant
  * leaves, on every path, at least one half that is whole, and all bytes it refers to; the newest
- * whole table found on any path counts. The halves are preallocated, so a commit needs no room and
+ * whole table found on any path counts. A commit fails, with the path, when a name does not lead to
+ * the open file any more: the folder was removed, moved, replaced or locked up. The halves are preallocated, so a commit needs no room and
  * no directory flush.
  *
  * THREADS. store_get/put/commit are called on the lane of its `io`; `done` runs on that lane.
@@ -103,6 +104,8 @@ struct store_op {
     stk_status status;
     struct stk_error error; /* sentence with extent, path, offset when status != STK_OK */
     uint64_t submit_ns, done_ns;
+    uint64_t drive_ns;      /* of that time, at the drive: the rest waited for its turn there, or was
+                             * the checksum's */
     /* private */
     struct io_req req[2];
     struct exec_task task;
@@ -124,6 +127,8 @@ struct store_commit {
     stk_status status;
     struct stk_error error; /* names path and what failed: flush of the extents, table write, its
                              * flush */
+    bool lost;              /* the paths do not lead to the store's files any more (removed, moved,
+                             * replaced, not permitted): no durable step of it can be found */
     uint64_t submit_ns, done_ns;
     /* private */
     struct io_req req[STORE_PATHS_MAX];
@@ -148,6 +153,9 @@ stk_status store_open(const struct store_cfg *cfg, struct store **out, struct st
 /* Nothing in flight. Closes files; removes the run's folders unless a durable table counts there.
  * NULL allowed. */
 void store_close(struct store *s);
+/* The same, and an error that says what stayed: the folders that could not be removed, why, and what
+ * to do (STK_ERR_STATE: they are not where they were made; STK_ERR_IO: they are there). */
+stk_status store_close_left(struct store *s, struct stk_error *err);
 /* The run's folders are removed at close, durable or not: what they held is not needed any more. */
 void store_discard(struct store *s);
 
@@ -177,6 +185,10 @@ void store_found_free(struct store_found *f);
 /* Removes a found store's folders on all its paths. */
 stk_status store_found_discard(struct store_found *f, struct io_sim_disk *disk,
                                struct stk_error *err);
+
+/* Measured comparisons only, nothing in flight: a store made with checksums computes and checks none
+ * until it is told to again. What was put meanwhile cannot be read afterwards. */
+void store_checksums(struct store *s, bool on);
 
 const char *store_describe(const struct store *s); /* "1 path, 12.3 GiB, room 1, crc32c sse4.2" */
 /* What was found and removed at open: one sentence each. */

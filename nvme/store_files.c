@@ -84,14 +84,19 @@ int store_folder_remove(const char *folder, struct io_sim_disk *disk)
     if (disk) return 0;
     DIR *dir = opendir(folder);
     struct dirent *e;
+    int first = dir ? 0 : errno; /* rmdir would only say that the folder is not empty */
     while (dir && (e = readdir(dir))) {
         snprintf(name, sizeof name, "%s/%s", folder, e->d_name);
-        if (is_own_file(e->d_name) && strcmp(e->d_name, STORE_LOCK_NAME) != 0) (void)remove(name);
+        if (is_own_file(e->d_name) && strcmp(e->d_name, STORE_LOCK_NAME) != 0 &&
+            remove(name) != 0 && !first)
+            first = errno;
     }
     if (dir) closedir(dir);
     snprintf(name, sizeof name, "%s/" STORE_LOCK_NAME, folder);
     (void)remove(name);
-    return rmdir(folder);
+    if (rmdir(folder) == 0) return 0;
+    if (first) errno = first;
+    return -1;
 }
 
 /* --- folders of dead runs --------------------------------------------------------------------- */
@@ -387,13 +392,21 @@ static stk_status make_on_sim(struct store *s, struct store_path *p, struct stk_
     return io_sim_file_create(s->sim_disk, p->table, 2 * s->half_bytes, err);
 }
 
+/* The working folder may change during the run, the path of a store may not. */
+char *store_path_text(const struct store *s, const char *path)
+{
+    char here[STORE_PATH_TEXT_MAX];
+    if (s->sim_disk || path[0] == '/' || !getcwd(here, sizeof here)) return sys_strdup(path);
+    return sys_format("%s/%s", here, path);
+}
+
 stk_status store_files_make(struct store *s, const struct store_cfg *cfg, struct stk_error *err)
 {
     struct store_free room;
     for (uint32_t k = 0; k < s->n_paths; k++) {
         struct store_path *p = &s->paths[k];
         s->path_of_cfg[k] = k;
-        p->path = sys_strdup(cfg->paths[k]);
+        p->path = store_path_text(s, cfg->paths[k]);
         if (!p->path) return no_memory(cfg->paths[k], err);
         STK_TRY(store_path_name(s, p, k, err));
     }
@@ -428,22 +441,42 @@ stk_status store_files_add(struct store *s, struct stk_error *err)
 
 /* Tables go first, everywhere: a set that lost a path would not be known for one that is complete.
  * The lock stays held until the folder is gone: nobody may find it dead meanwhile. */
-static void remove_folders(struct store *s)
+static stk_status remove_folders(struct store *s, struct stk_error *err)
 {
+    char left[STK_ERROR_TEXT_MAX / 2] = "";
+    size_t n = 0;
+    bool away = true;
     for (uint32_t k = 0; k < s->n_paths; k++)
         if (s->paths[k].made && s->paths[k].table && !s->sim_disk)
             (void)remove(s->paths[k].table);
     for (uint32_t k = 0; k < s->n_paths; k++)
-        if (s->paths[k].made) (void)store_folder_remove(s->paths[k].folder, s->sim_disk);
+        if (s->paths[k].made && store_folder_remove(s->paths[k].folder, s->sim_disk) != 0) {
+            away = away && (errno == ENOENT || errno == ENOTDIR);
+            if (n < sizeof left)
+                n += (size_t)snprintf(left + n, sizeof left - n, "%s%s (%s)", n ? ", " : "",
+                                      s->paths[k].folder, strerror(errno));
+        }
+    if (n == 0) return STK_OK;
+    if (away)
+        return stk_error_set(err, STK_ERR_STATE, ENOENT,
+                             "the store's folder could not be removed, for it is not where it was "
+                             "made: %s; if it was moved away, remove it by hand where it is now",
+                             left);
+    return stk_error_set(err, STK_ERR_IO, 0,
+                         "the store's folder could not be removed and goes on taking its room: %s; "
+                         "when that is mended, a later run on the same path removes it (of durable "
+                         "steps: one with the same --out), or remove it by hand",
+                         left);
 }
 
-void store_files_close(struct store *s)
+stk_status store_files_close(struct store *s, struct stk_error *err)
 {
+    stk_status status = STK_OK;
     for (uint32_t k = 0; k < s->n_paths; k++) {
         if (s->paths[k].added) io_file_remove(s->io, s->paths[k].io_file);
         if (s->paths[k].table_added) io_file_remove(s->io, s->paths[k].io_table);
     }
-    if (s->discard || !s->durable) remove_folders(s);
+    if (s->discard || !s->durable) status = remove_folders(s, err);
     for (uint32_t k = 0; k < s->n_paths; k++) {
         struct store_path *p = &s->paths[k];
         if (p->lock_fd >= 0) sys_close(p->lock_fd);
@@ -457,4 +490,5 @@ void store_files_close(struct store *s)
     }
     for (uint32_t i = 0; i < s->n_notes; i++) sys_free(s->notes[i]);
     s->n_notes = 0;
+    return status;
 }

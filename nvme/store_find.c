@@ -558,7 +558,7 @@ static stk_status take_paths(struct store *s, const struct store_cfg *cfg,
         s->path_of_cfg[k] = j;
         p->lock_fd = fds[k];
         fds[k] = -1;
-        p->path = sys_strdup(cfg->paths[k]);
+        p->path = store_path_text(s, cfg->paths[k]);
         if (!p->path)
             return stk_error_set(err, STK_ERR_NOMEM, 0, "%s: no memory for file names",
                                  cfg->paths[k]);

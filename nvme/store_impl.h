@@ -4,6 +4,7 @@
  *   store_place.c   which path and offset each extent gets, as a pure function
  *   store_table.c   the durable table's format, and a commit
  *   store_files.c   folders, locks, files
+ *   store_reach.c   whether the names still lead to the open files
  *   store_find.c    durable stores of runs that have ended: find, adopt, discard
  *
  * Invariants: (1) a slot that a table on disk may refer to is protected (store_slot_protected) and
@@ -28,6 +29,9 @@
 #define STORE_LOCK_DENIED "its lock cannot be opened" /* instead of an owner: nobody knows */
 #define STORE_PATH_TEXT_MAX 4096
 
+/* Which file a name led to when it was opened. */
+struct store_identity { uint64_t device, inode; bool known; };
+
 struct store_path {
     char *path;     /* as configured */
     char *folder;   /* path/stoker-run-<run id> */
@@ -38,6 +42,7 @@ struct store_path {
     uint32_t drive, io_file, io_table;
     bool added, table_added; /* io_file, io_table hold */
     uint64_t size_bytes;     /* of the file of extents */
+    struct store_identity is_file, is_table, is_lock; /* durable steps only */
     _Atomic uint64_t read_bytes, write_bytes;
 };
 
@@ -187,13 +192,16 @@ void store_table_close(struct store *s);
 stk_status store_files_make(struct store *s, const struct store_cfg *cfg, struct stk_error *err);
 /* Adds the files to the io. */
 stk_status store_files_add(struct store *s, struct stk_error *err);
-void store_files_close(struct store *s);
+/* An error names the folders that should have been removed and are still there. */
+stk_status store_files_close(struct store *s, struct stk_error *err);
 /* Fills folder, file and table of a path; `k`: its number in the set. */
 stk_status store_path_name(struct store *s, struct store_path *p, uint32_t k,
                            struct stk_error *err);
 /* Gives each device under the paths a drive number, and asks what is free there. */
 stk_status store_drives(struct store *s, struct store_free *room, struct stk_error *err);
 
+/* A path as the store keeps it: absolute. NULL: no memory. */
+char *store_path_text(const struct store *s, const char *path);
 bool store_is_run_folder(const char *name);
 /* Opens the path's folder and waits for its lock: under it run folders appear and go. */
 /* What to do about an error of the system; NULL: nothing is known. */
@@ -217,6 +225,13 @@ int64_t store_file_read(struct io_sim_disk *disk, const char *name, void *buf, u
 /* Written (size_bytes may be 0) and flushed: 0 or -1 + errno. */
 int store_file_write(struct io_sim_disk *disk, const char *name, const void *buf,
                      uint64_t size_bytes, uint64_t offset_bytes);
+
+/* --- store_reach.c ---------------------------------------------------------------------------- */
+
+/* Application's thread, once the files are open. */
+stk_status store_reach_take(struct store *s, struct stk_error *err);
+/* Lane. STK_ERR_IO: the sentence names the path, what became of it, and what to do. */
+stk_status store_reach_check(const struct store *s, struct stk_error *err);
 
 /* --- store_find.c ----------------------------------------------------------------------------- */
 

@@ -26,6 +26,8 @@
  *
  * COMMIT. Phases, each on all paths at once, each begun when the one before has ended everywhere:
  *
+ *   the names lead to the open files (store_reach.c; again before it counts)
+ *                |
  *   flush the extents -> write the table to the older half -> flush it -> it counts
  *                |                   \___________ error ____________/
  *              error                                  |
@@ -213,6 +215,17 @@ static void phase_failed(struct store_commit *c, uint32_t path, stk_status statu
         os_errno ? strerror(os_errno) : reason);
 }
 
+/* Whether a later process would find what this commit writes. */
+static bool reached(struct store_commit *c)
+{
+    struct stk_error why = { 0 };
+    if (store_reach_check(c->store, &why) == STK_OK) return true;
+    c->lost = c->failed = true;
+    if (c->status != STK_OK) return false;
+    c->status = stk_error_set(&c->error, why.code, why.os_errno, "%s", why.text);
+    return false;
+}
+
 static void phase_part_done(struct io_req *req)
 {
     struct store_commit *c = req->owner;
@@ -317,7 +330,7 @@ static void commit_advance(void *arg)
         }
         break;
     case PHASE_TABLE_FLUSH:
-        if (c->failed) {
+        if (c->failed || !reached(c)) {
             phase_begin(c, PHASE_BLANK);
             return;
         }
@@ -332,7 +345,12 @@ static void commit_begin(void *arg)
 {
     struct store_commit *c = arg;
     c->task.fn = commit_advance;
-    phase_begin(c, PHASE_DATA);
+    if (reached(c)) {
+        phase_begin(c, PHASE_DATA);
+        return;
+    }
+    commit_failed(c->store, false, false);
+    commit_finish(c->store, c);
 }
 
 stk_status store_commit_submit(struct store *s, struct store_commit *c, struct stk_error *err)
@@ -362,6 +380,7 @@ stk_status store_commit_submit(struct store *s, struct store_commit *c, struct s
     s->commit = c;
     c->store = s;
     c->status = STK_OK;
+    c->lost = false;
     stk_error_clear(&c->error);
     c->submit_ns = exec_now_ns(s->ex);
     encode(s, c);

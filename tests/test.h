@@ -6,7 +6,7 @@
  *             SKIP("no io_uring"); }
  *     TEST_MAIN()
  *
- * A test that uses random numbers takes test_seed(): from the environment variable STK_SEED or a
+ * A failed test prints a line that runs it alone. A test that uses random numbers takes test_seed(): from the environment variable STK_SEED or a
  * fixed default, printed with every failure. CHECK goes on after a failure; REQUIRE leaves the
  * test. Arguments name tests to run (substring). One .c file is one executable; a test may include
  * the .c file it tests to reach statics. */
@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 struct test_case { const char *name; void (*fn)(void); struct test_case *next; };
 static struct test_case *test_first, **test_last = &test_first;
@@ -28,6 +29,20 @@ static inline uint64_t test_seed(void)
 {
     const char *s = getenv("STK_SEED");
     return s ? strtoull(s, NULL, 0) : 20261130u;
+}
+
+/* The running program, absolute: a line that replays something can be copied from any folder. */
+static inline const char *test_program(void)
+{
+    static char path[4096];
+    ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1);
+    if (n > 0) path[n] = '\0';
+    return n > 0 ? path : "THIS_TEST";
+}
+
+static inline void test_replay(uint64_t seed, const char *what)
+{
+    printf("# replay: STK_SEED=%" PRIu64 " %s %s\n", seed, test_program(), what);
 }
 
 /* Only the first failures of a test are printed, so that a loop does not flood. */
@@ -85,6 +100,7 @@ static inline int test_run_all(int argc, char **argv)
         if (!wanted) continue;
         test_failures = test_skipped = 0;
         c->fn();
+        if (test_failures) test_replay(test_seed(), c->name);
         n++;
         failed += test_failures > 0;
         skipped += test_failures == 0 && test_skipped;

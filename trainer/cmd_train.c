@@ -87,6 +87,9 @@ static int train_or_plan(int argc, char **argv, uint32_t verb, const char *usage
         t->failed = st != STK_OK;
         struct pulse *pulse = t->r.pulse;
         train_close(t);
+        size_t said = strlen(err.text);
+        if (t->what_is_left[0])
+            snprintf(err.text + said, sizeof err.text - said, "; %s", t->what_is_left);
         pulse_close(pulse);
         run_opts_free(&t->o);
         if (st == STK_ERR_INTERRUPTED)

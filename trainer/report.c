@@ -208,6 +208,14 @@ static json_t *json_step(const struct train *t, const struct report_step *s, jso
     json_object_set_new(j, "nvme_read_p99_s", number(seconds(x->nvme_read_p99_ns)));
     json_object_set_new(j, "nvme_read_alone_p99_s", number(seconds(x->nvme_read_alone_p99_ns)));
     json_object_set_new(j, "nvme_read_beside_p99_s", number(seconds(x->nvme_read_beside_p99_ns)));
+    static const char *const beside[2] = { "alone", "beside" };
+    for (int i = 0; i < 2; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "nvme_demand_%s_p99_s", beside[i]);
+        json_object_set_new(j, name, number(seconds(x->nvme_demand_p99_ns[i])));
+        snprintf(name, sizeof name, "nvme_at_drive_%s_p99_s", beside[i]);
+        json_object_set_new(j, name, number(seconds(x->nvme_drive_p99_ns[i])));
+    }
     json_object_set_new(j, "nvme_short", whole(x->nvme_short));
     json_object_set_new(j, "nvme_retries", whole(x->nvme_retries));
     json_object_set(j, "drives", drives);

@@ -96,7 +96,12 @@ stk_status run_seal(struct run *r, bool dry, struct stk_error *err)
 
 void run_close(struct run *r)
 {
-    stk_close(r->e);
+    char *left;
+    if (stk_close_left(r->e, &left) != STK_OK) {
+        fflush(stdout);
+        fprintf(stderr, "stoker: ALARM: %s\n", left ? left : "swap files could not be removed");
+    }
+    stk_free(left);
     io_sim_disk_free(r->sim_disk);
     model_close(r->model);
     if (r->data) tokens_close(r->data);

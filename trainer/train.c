@@ -160,6 +160,7 @@ static stk_status run_steps(struct train *t, uint64_t first, struct stk_error *e
 stk_status train_run(struct train *t, struct stk_error *err)
 {
     uint64_t first = t->step;
+    t->trained = true;
     stk_status st = run_steps(t, first, err);
     if (st != STK_OK) rescue(t, first);
     else if (t->o.trace && t->step > first)

@@ -45,6 +45,9 @@ struct train {
     uint64_t step_targets;
     char *ckpt_dir;    /* --out/checkpoints; NULL without --out */
     bool had_out, had_ckpt_dir; /* were there before this run */
+    bool trained;      /* steps may have been run */
+    char what_is_left[400]; /* to go on from after an error, or what would have helped; "": nothing
+                             * was begun */
     bool failed;       /* the run ended with an error: folders that stayed empty go */
     int out_lock;      /* --out, locked against another run; 0: not yet */
     char *resume_path; /* checkpoint to go on from; for sentences: or the durable step */
@@ -89,6 +92,8 @@ bool train_save_wait(struct train *t);
 /* After an error beside the training: a checkpoint of where the run is, without a word. False: not
  * possible. */
 bool train_rescue(struct train *t);
+/* After an error in training, the engine is closed: fills t->what_is_left. */
+void train_tell_left(struct train *t);
 stk_status train_export(struct train *t, struct stk_error *err);
 stk_status train_dump_gradients(struct train *t, struct stk_error *err);
 /* How `out` stands: refuses foreign files and finished models. */
@@ -110,6 +115,7 @@ stk_status train_durable_begin(struct train *t, struct stk_error *err);
 stk_status train_durable(struct train *t, struct stk_error *err); /* after a step: if due */
 void train_durable_end(struct train *t);   /* the result lies elsewhere, whole and flushed */
 void train_durable_close(struct train *t); /* after the engine is closed */
+uint64_t train_durable_left(const struct train *t); /* the same; a step to go on from, 0: none */
 void train_alarm(const struct train *t, const char *what);
 
 /* train.c */

@@ -207,6 +207,53 @@ static stk_status look(struct train *t, const json_t *doc, struct stk_error *err
                                  : "");
 }
 
+/* A path under which the run's folder still is, or may be; NULL: on none of them. */
+static const char *still_on(const struct train_left *l, const char *const *paths, uint32_t n,
+                            int *why)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        char *folder = sys_format("%s/" RUN_PREFIX "%s", paths[i], l->run_id);
+        bool there = !folder || access(folder, F_OK) == 0 || (errno != ENOENT && errno != ENOTDIR);
+        *why = errno;
+        if (there && folder && access(paths[i], R_OK | X_OK) == 0) *why = 0;
+        sys_free(folder);
+        if (there) return paths[i];
+    }
+    return NULL;
+}
+
+static const char *still_there(const struct train *t, int *why)
+{
+    const struct train_left *l = &t->left;
+    const char *path = still_on(l, (const char *const *)l->folders, l->n_folders, why);
+    if (!path) path = still_on(l, (const char *const *)l->away, l->n_away, why);
+    if (!path && l->own) path = still_on(l, t->o.nvme.item, t->o.nvme.n, why);
+    return path;
+}
+
+/* A kill came between the removal of the store and that of run.json, or the store could not be
+ * removed: it goes now. As long as it cannot, run.json is what names it. */
+static stk_status clear_rubbish(struct train *t, struct stk_error *err)
+{
+    struct train_left *l = &t->left;
+    const char *path = NULL;
+    int why = 0;
+    if (!t->o.dry_run && t->o.verb == FOR_TRAIN) {
+        struct stk_error kept = { 0 };
+        stk_status st = discard_left(t, &kept);
+        path = still_there(t, &why);
+        if (!path && st != STK_OK) return stk_error_forward(err, &kept);
+        if (!path) remove_run(t);
+    }
+    forget_left(l);
+    if (!path || t->o.discard) return STK_OK; /* --discard names them once more, and forgets */
+    return stk_error_set(err, STK_ERR_STATE, why,
+                         "--out %s: its run has ended, and %s/" RUN_PREFIX "%s, which it needs no "
+                         "more, cannot be removed%s%s: mend that and it goes by itself, or go on "
+                         "without it with --discard",
+                         t->o.out, path, l->run_id, why ? ": " : "", why ? strerror(why) : "");
+}
+
 stk_status train_left_find(struct train *t, struct stk_error *err)
 {
     struct train_left *l = &t->left;
@@ -223,13 +270,7 @@ stk_status train_left_find(struct train *t, struct stk_error *err)
     bool rubbish = json_is_true(json_object_get(doc, "discard"));
     json_decref(doc);
     STK_TRY(st);
-    if (rubbish) { /* a kill came between the removal of the store and that of run.json */
-        if (!t->o.dry_run && t->o.verb == FOR_TRAIN) {
-            if (l->found) STK_TRY(discard_left(t, err));
-            remove_run(t);
-        }
-        forget_left(l);
-    }
+    if (rubbish) STK_TRY(clear_rubbish(t, err));
     if (!l->found || t->o.resume || t->o.discard) return STK_OK;
     return stk_error_set(err, STK_ERR_STATE, 0,
                          "--out %s: its run ended early and left %s: go on with --resume, or drop "
@@ -396,6 +437,22 @@ void train_durable_end(struct train *t)
     l->over = true;
 }
 
+/* The step of a durable store that is there to go on from; 0: none. */
+uint64_t train_durable_left(const struct train *t)
+{
+    const struct train_left *l = &t->left;
+    struct folders f = { 0 };
+    uint64_t step = 0;
+    char *where = NULL;
+    if (l->over || !(l->own || l->found)) return 0;
+    folders_given(&f, t);
+    for (uint32_t i = 0; i < l->n_folders; i++) folders_add(&f, l->folders[i]);
+    if (find_in(&f, l->run_id, &step, NULL, &where) != STK_OK) step = 0;
+    stk_free(where);
+    folders_free(&f);
+    return step;
+}
+
 /* The engine is closed: what is not needed any more goes, and run.json with it. */
 void train_durable_close(struct train *t)
 {
@@ -409,7 +466,14 @@ void train_durable_close(struct train *t)
         for (uint32_t i = 0; i < l->n_folders; i++) folders_add(&f, l->folders[i]);
         if (l->over && !l->own && discard_left(t, &err) != STK_OK) train_alarm(t, err.text);
         stk_status st = find_in(&f, l->run_id, &step, NULL, &where);
-        if (st == STK_END) remove_run(t);
+        int why = 0;
+        const char *path = still_there(t, &why);
+        if (st == STK_END && !path) remove_run(t);
+        if (path && l->over)
+            printf("left       %s/" RUN_PREFIX "%s: could not be removed%s%s; %s/" RUN_JSON
+                   " is kept and names it: mend that, and the next run of this --out (or --discard)"
+                   " removes it\n",
+                   path, l->run_id, why ? ": " : "", why ? strerror(why) : "", t->o.out);
         if (st == STK_OK && l->own) printf("left       %s: go on with --resume\n", where);
         stk_free(where);
         folders_free(&f);

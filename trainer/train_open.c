@@ -159,8 +159,30 @@ static stk_status refuse_first(struct train *t, struct stk_error *err)
     return train_left_discard(t, err);
 }
 
+/* Files that a run has open at once beyond its inputs. Per --nvme path: the lock, the extents, the
+ * table, and the ring of its drive with the event that wakes it. The rest: --out's lock, the log, and
+ * what is open together while the run ends or saves (the writer's file, the one it copies from or
+ * reads again for its checksum, the folders that are listed and flushed), which must not be missing
+ * after hours of training. */
+enum { FILES_PER_PATH = 5, FILES_OF_RUN = 10, FILES_OF_INPUTS = 4 };
+
+static stk_status check_files(const struct train *t, bool inputs, struct stk_error *err)
+{
+    const struct run_opts *o = &t->o;
+    uint64_t paths = o->storage == STK_STORAGE_SIM ? 0 : o->nvme.n, now, limit,
+             more = FILES_OF_RUN + FILES_PER_PATH * paths + (inputs ? FILES_OF_INPUTS : 0);
+    if (sys_files_room(more, &now, &limit)) return STK_OK;
+    return stk_error_set(err, STK_ERR_CONFIG, EMFILE,
+                         "too many open files for this user's limit: the run needs %" PRIu64
+                         " beside the %" PRIu64 " that are open (%" PRIu64
+                         " --nvme paths), and the hard limit is %" PRIu64 ": raise it to at least "
+                         "%" PRIu64 " with ulimit -n %" PRIu64,
+                         more, now, paths, limit, now + more, now + more);
+}
+
 stk_status train_open(struct train *t, struct stk_error *err)
 {
+    if (!t->o.dry_run && t->o.verb == FOR_TRAIN) STK_TRY(check_files(t, true, err));
     STK_TRY(check_paths(t, err));
     STK_TRY(train_left_find(t, err));
     if (t->o.resume) STK_TRY(train_resume_find(t, err));
@@ -169,6 +191,7 @@ stk_status train_open(struct train *t, struct stk_error *err)
     STK_TRY(count_steps(t, err));
     STK_TRY(check_targets(t, err));
     STK_TRY(open_eval(t, err));
+    if (!t->o.dry_run && t->o.verb == FOR_TRAIN) STK_TRY(check_files(t, false, err));
     if (t->o.resume) STK_TRY(train_resume_check(t, err));
     STK_TRY(check_room(t, err));
     STK_TRY(token_order_new(t->n_windows, t->o.seed, &t->order, err));
@@ -181,6 +204,7 @@ void train_close(struct train *t)
 {
     report_close(&t->report);
     run_close(&t->r);
+    if (t->failed && t->trained) train_tell_left(t);
     train_durable_close(t);
     if (t->failed && t->ckpt_dir) { /* folders that we made and left empty */
         if (!t->had_ckpt_dir) rmdir(t->ckpt_dir);

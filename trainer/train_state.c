@@ -336,6 +336,33 @@ char *train_client_json(const struct train *t)
     return text;
 }
 
+void train_tell_left(struct train *t)
+{
+    char *path = NULL, *note = NULL, *to = t->what_is_left;
+    struct stk_error ignored = { 0 };
+    uint64_t saved = 0, durable = train_durable_left(t);
+    if (manifest_newest(t->ckpt_dir, &path, &saved, &note, &ignored) != STK_OK) saved = 0;
+    sys_free(path);
+    sys_free(note);
+    if (durable && saved)
+        snprintf(to, sizeof t->what_is_left,
+                 "to go on from there is the durable step %" PRIu64 " and the checkpoint of step "
+                 "%" PRIu64 ": --resume takes the newer, --resume --discard the checkpoint",
+                 durable, saved);
+    else if (durable)
+        snprintf(to, sizeof t->what_is_left,
+                 "go on with --resume from the durable step %" PRIu64 "; there is no checkpoint",
+                 durable);
+    else if (saved)
+        snprintf(to, sizeof t->what_is_left,
+                 "go on with --resume from the checkpoint of step %" PRIu64, saved);
+    else
+        snprintf(to, sizeof t->what_is_left,
+                 "nothing is left to go on from (no checkpoint%s): next time --checkpoint-every N, "
+                 "or --durable N with state on NVMe, keeps the work",
+                 t->o.durable ? ", no durable step" : "");
+}
+
 /* --- gradients -------------------------------------------------------------------------------- */
 
 static stk_status write_gradients(struct train *t, struct st_writer *w, struct stk_error *err)

@@ -144,6 +144,8 @@ static void add_moved(struct wear *v, const stk_engine *e, json_t *list)
     }
 }
 
+static uint64_t later(uint64_t a, uint64_t b) { return a > b ? a : b; }
+
 json_t *wear_step(struct wear *v, const stk_engine *e, const stk_step_stats *s, double step_s)
 {
     json_t *all = json_array();
@@ -154,9 +156,12 @@ json_t *wear_step(struct wear *v, const stk_engine *e, const stk_step_stats *s, 
     v->step_read += (double)s->nvme_read_bytes;
     v->step_write += (double)s->nvme_write_bytes;
     v->drive_s += (double)s->nvme_drive_ns / 1e9;
-    if (s->nvme_read_alone_p99_ns > v->alone_p99_ns) v->alone_p99_ns = s->nvme_read_alone_p99_ns;
-    if (s->nvme_read_beside_p99_ns > v->beside_p99_ns)
-        v->beside_p99_ns = s->nvme_read_beside_p99_ns;
+    uint64_t whole[2] = { s->nvme_read_alone_p99_ns, s->nvme_read_beside_p99_ns };
+    for (int i = 0; i < 2; i++) {
+        v->whole_ns[i] = later(v->whole_ns[i], whole[i]);
+        v->demand_ns[i] = later(v->demand_ns[i], s->nvme_demand_p99_ns[i]);
+        v->at_drive_ns[i] = later(v->at_drive_ns[i], s->nvme_drive_p99_ns[i]);
+    }
     v->short_transfers = s->nvme_short;
     v->retries = s->nvme_retries;
     add_moved(v, e, all);
@@ -174,6 +179,25 @@ static double steps_nvme_seconds(const struct wear *v, const stk_engine *e)
         write[i] = w > 0 ? v->step_write * v->write[i] / w : 0;
     }
     return nvme_seconds(e, read, write);
+}
+
+static const char *ms(uint64_t ns, char buf[32])
+{
+    if (ns == 0) return "none"; /* no such read */
+    snprintf(buf, 32, "%.2f ms", (double)ns / 1e6);
+    return buf;
+}
+
+/* The drive's own time is what the measurement at the start can be compared with; reads ahead of
+ * their use wait for their turn behind others, and nobody waits for them. */
+static void print_latency(const struct wear *v)
+{
+    char b[6][32];
+    printf("           reads' p99 in the worst step, alone / with writes beside: at the drive %s / %s; "
+           "what is waited for, from request to checked bytes, %s / %s; all, read ahead and waiting "
+           "for their turn too, %s / %s\n",
+           ms(v->at_drive_ns[0], b[0]), ms(v->at_drive_ns[1], b[1]), ms(v->demand_ns[0], b[2]),
+           ms(v->demand_ns[1], b[3]), ms(v->whole_ns[0], b[4]), ms(v->whole_ns[1], b[5]));
 }
 
 static void print_busiest(const struct wear *v, const stk_engine *e)
@@ -194,10 +218,9 @@ static void print_busiest(const struct wear *v, const stk_engine *e)
         printf(" (bytes over the measured rates; a transfer was in flight %.1f %%)", busy);
     else
         printf(" (a transfer was in flight; the drives were not measured)");
-    printf("\nNVMe       at the drives %.1f %% of the time with NVMe work under way; reads' p99 in the "
-           "worst step %.2f ms alone, %.2f ms with writes beside them\n",
-           v->busy_s > 0 && v->drive_s < v->busy_s ? 100 * v->drive_s / v->busy_s : 100,
-           (double)v->alone_p99_ns / 1e6, (double)v->beside_p99_ns / 1e6);
+    printf("\nNVMe       at the drives %.1f %% of the time with NVMe work under way\n",
+           v->busy_s > 0 && v->drive_s < v->busy_s ? 100 * v->drive_s / v->busy_s : 100);
+    print_latency(v);
     if (v->retries)
         printf("           %" PRIu64 " transfers were cut short by the kernel, %" PRIu64
                " parts were given again: every byte arrived\n",

@@ -10,7 +10,9 @@ struct wear { /* sums over this process's steps */
     uint64_t steps;
     double step_s, compute_s, busy_s, drive_s;
     double step_read, step_write;                   /* by the steps themselves */
-    uint64_t alone_p99_ns, beside_p99_ns; /* of reads, the worst step */
+    /* p99 of reads in the worst step, [0] with no write beside them: of all, of those that something
+     * waits for, at the drive alone */
+    uint64_t whole_ns[2], demand_ns[2], at_drive_ns[2];
     uint64_t short_transfers, retries;    /* as stk_step_stats has them: totals */
     double read[STK_NVME_MAX], write[STK_NVME_MAX]; /* of each folder */
     uint64_t seen_read[STK_NVME_MAX], seen_write[STK_NVME_MAX];

@@ -486,6 +486,15 @@ TEST(verdict_names_the_point_of_each_rate)
     const struct nvme_verdict *v = concluded(s);
     CHECK(strstr(v->what, "3.00 GB/s read at 4 MiB x 16, 2.50 written at 2 MiB x 2"));
     CHECK(strstr(v->what, "nothing beyond 256 KiB x 4"));
+    CHECK(!strstr(v->what, "deeper"));
+    s->unit.sweep[0].rate[0][3] = 2.7e9; /* within what points differ by */
+    CHECK(!strstr(concluded(s)->what, "deeper"));
+    s->unit.sweep[0].rate[0][3] = 2.2e9; /* 256 KiB x 16, x 32 */
+    s->unit.sweep[0].rate[0][4] = 1.9e9;
+    v = concluded(s);
+    CHECK(strstr(v->what, "best at 256 KiB x 4 (2.80 GB/s) and deeper ones slower (1.90 at x 32)"));
+    CHECK(!strstr(v->what, "beyond"));
+    s->unit.sweep[0].rate[0][3] = s->unit.sweep[0].rate[0][4] = 0;
     s->unit.swept = false; /* nobody tried more */
     CHECK(!strstr(concluded(s)->what, "beyond"));
     s->unit.swept = true; /* the last point of the sweep */

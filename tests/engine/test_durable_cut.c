@@ -7,7 +7,7 @@
  * had been told (or none, if it had been told of none), and its weights are those of the
  * uninterrupted run at the same step. And the same after storage faults, which may end in a clean
  * error. A failing seed prints a line that runs it alone:
- *     STK_SEED=17 test_durable_cut one
+ *     STK_SEED=17 build/tests/engine/engine_test_durable_cut one
  * STK_SOAK=1: 20,000 seeds. Linked with --wrap=sim_write and --wrap=sim_flush. */
 #include "tests/engine/durable_world.h"
 #include "base/sys.h"
@@ -200,7 +200,7 @@ static bool cut_one(uint64_t seed, uint64_t counts[CUT_STEPS + 1])
     }
     io_sim_disk_free(cut.copy);
     io_sim_disk_free(sim.disk);
-    if (!ok) printf("# replay: STK_SEED=%" PRIu64 " test_durable_cut one\n", seed);
+    if (!ok) test_replay(seed, "one");
     return ok;
 }
 
@@ -247,10 +247,11 @@ static bool faults_one(uint64_t seed, uint32_t *errors, uint32_t *refused, uint3
                            : none || (st == STK_ERR_CORRUPT && named);
     *refused += st == STK_ERR_CORRUPT;
     *right += st == STK_OK;
-    if (!ok)
-        printf("# seed %" PRIu64 ": step %" PRIu64 ": %s: %s\n# replay: STK_SEED=%" PRIu64
-               " test_durable_cut faults\n",
-               seed, t.e->begun, stk_status_name(st), text, seed);
+    if (!ok) {
+        printf("# seed %" PRIu64 ": step %" PRIu64 ": %s: %s\n", seed, t.e->begun,
+               stk_status_name(st), text);
+        test_replay(seed, "faults");
+    }
     stk_close(t.e);
     io_sim_disk_free(sim.disk);
     return ok;

@@ -4,6 +4,8 @@
 #include "tests/nvme/durable_world.h"
 
 #include <errno.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 /* --- the life of a durable store -------------------------------------------------------------- */
 
@@ -57,6 +59,67 @@ TEST(store_durable_life)
         life(c, 3, 3);
         if (c->ex == EXEC_SIM) life(c, 2, 2);
     }
+}
+
+/* A name that does not lead to the open file any more: the commit says so, and which name. When it
+ * leads there again, commits count again. */
+static void away(const char *which, const char *words)
+{
+    struct dur d = { 0 };
+    struct commit_call call;
+    char name[800], aside[840], folder[700];
+    struct stat st;
+    REQUIRE(dur_world(&d, IO_POSIX, EXEC_THREADS, 2));
+    CHECK_OK(dur_open(&d), &d.err);
+    dur_put_all(&d, 10);
+    CHECK_OK(dur_commit(&d, 2, &call), &d.err);
+    snprintf(folder, sizeof folder, "%s", d.s->paths[1].folder);
+    if (which[0]) snprintf(name, sizeof name, "%s/%s", folder, which);
+    else snprintf(name, sizeof name, "%s", d.dirs[1]);
+    snprintf(aside, sizeof aside, "%s.aside", name);
+    REQUIRE(rename(name, aside) == 0);
+    dur_put_all(&d, 20);
+    CHECK(dur_commit(&d, 3, &call) == STK_ERR_IO && call.c.lost);
+    CHECK(strstr(d.err.text, d.dirs[1]) && strstr(d.err.text, words));
+    if (which[0]) { /* another file of that name is not it */
+        FILE *f = fopen(name, "w");
+        REQUIRE(f);
+        fclose(f);
+        stk_error_clear(&d.err);
+        CHECK(dur_commit(&d, 4, &call) == STK_ERR_IO && strstr(d.err.text, "another file"));
+    }
+    REQUIRE(rename(aside, name) == 0 && stat(name, &st) == 0);
+    stk_error_clear(&d.err);
+    CHECK_OK(dur_commit(&d, 5, &call), &d.err);
+    CHECK(!call.c.lost);
+    dur_close(&d);
+    CHECK(dur_adopt(&d, 5));
+    for (uint32_t i = 0; i < N; i++) CHECK(dur_holds(&d, i, 20 + i));
+    if (strstr(which, "extents")) { /* cut short under the store */
+        REQUIRE(truncate(name, 4096) == 0);
+        stk_error_clear(&d.err);
+        CHECK(dur_commit(&d, 6, &call) == STK_ERR_IO && strstr(d.err.text, "cut short"));
+    }
+    store_discard(d.s);
+    if (!which[0]) { /* gone for good: what cannot be removed is named */
+        REQUIRE(rename(name, aside) == 0);
+        stk_error_clear(&d.err);
+        CHECK(store_close_left(d.s, &d.err) == STK_ERR_STATE && strstr(d.err.text, d.dirs[1]));
+        REQUIRE(rename(aside, name) == 0);
+        struct store_found *f;
+        CHECK(dur_find(&d, NULL, &f) != STK_OK || f->step == 5);
+        store_found_free(f);
+        d.s = NULL;
+    }
+    dur_end(&d);
+}
+
+TEST(store_durable_names_that_lead_elsewhere)
+{
+    away("", "removed or moved away");
+    away("extents-1.bin", "removed or moved away");
+    away("table.bin", "removed or moved away");
+    away("lock", "removed or moved away");
 }
 
 /* Room 1 has no durable steps; with them announced it is refused. Classes that live within a step

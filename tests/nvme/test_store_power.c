@@ -287,7 +287,7 @@ static void one(uint64_t seed, bool faults, uint32_t count[4])
         enum verdict v = judge(r);
         count[v]++;
         if (v == WRONG && plant.what == PLANT_NOTHING) {
-            printf("# replay: STK_SEED=%" PRIu64 " test_nvme_store_power one_seed\n", seed);
+            test_replay(seed, "one_seed");
             CHECK(v != WRONG);
         }
         sys_munmap(r->buf, 2 * N * ROOM_BYTES);

@@ -7,6 +7,7 @@ Kills come at a line of the run's own log or after a delay; both are drawn from 
 
 import glob
 import json
+import mmap
 import os
 import random
 import shutil
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import time
 
-from cli_common import SMALL, STOKER, log, read, refused, run, run_tests, write
+from cli_common import SMALL, STOKER, log, read, refused, run, run_tests, skip, write
 
 SEED = int(os.environ.get("STK_SEED", "20261130"), 0)
 KILLS = 300 if os.environ.get("STK_SOAK") else 12
@@ -124,6 +125,124 @@ def test_a_signal_writes_the_checkpoint_and_drops_the_durable_steps(p):
     out, _ = p.train("term", "--steps", last + 1, *FIXED, *nvme, "--durable", 1, "--resume")
     assert "resumed from %s" % p.at("term", "checkpoints") in out
     assert weights(p, "term") == reference(p, last + 1)
+
+
+# --- folders that go during the run -----------------------------------------------------------------------------------
+
+def wait_until(child, what, why):
+    end = time.monotonic() + 120
+    while not what():
+        assert child.poll() is None and time.monotonic() < end, why
+        time.sleep(0.002)
+
+
+def test_a_folder_removed_during_the_run_is_an_alarm(p):
+    """Open files live on without a name: what is written there is found by nobody, so no step counts as durable."""
+    nvme = folders(p, "nvme-removed")
+    child = start(p, "removed", "--steps", 1000000, *nvme, "--durable", 2, "--log", p.at("removed.jsonl"))
+    wait_until(child, lambda: [x for x in lines_of(p.at("removed.jsonl")) if x["durable_step"] >= 4], "no durable step")
+    os.rename(p.at("nvme-removed"), p.at("nvme-elsewhere"))
+    shutil.rmtree(p.at("nvme-elsewhere"))
+    wait_until(child, lambda: b"ALARM" in read(p.at("removed.out")), "no alarm")
+    at = last_step(p, "removed")
+    wait_until(child, lambda: last_step(p, "removed") >= at + 4, "the run goes on")
+    child.kill()
+    child.wait()
+    text = read(p.at("removed.out")).decode()
+    alarm = [x for x in text.splitlines() if "ALARM" in x][0]
+    assert p.at("nvme-removed", "stoker-run-") in alarm and "moved away" in alarm and "cannot be found either" in alarm, alarm
+    assert lines_of(p.at("removed.jsonl"))[-1]["durable_step"] == 0
+    refused(1, ["run.json", "nvme-removed", "--discard"], *arguments(p, "removed", "--steps", 5, *nvme, "--resume")[1:])
+
+
+def test_a_folder_locked_up_during_the_run_is_named(p):
+    """What cannot be removed at the end is named, and run.json stays until it can."""
+    if os.geteuid() != 0:
+        skip("needs to become another user")
+    user = 20000 + os.getpid() % 30000
+    nvme = folders(p, "nvme-locked")
+    os.makedirs(p.at("locked-out"), exist_ok=True)
+    for path in (p.at("nvme-locked"), p.at("locked-out")):
+        os.chown(path, user, user)
+    for path in (p.root, p.model, p.data, *(os.path.join(p.model, x) for x in os.listdir(p.model))):
+        os.chmod(path, 0o755)
+
+    def other():
+        os.setgid(user)
+        os.setuid(user)
+
+    def command(out, *more):
+        return arguments(p, "locked-out/" + out, "--steps", 60, *nvme, *more)
+
+    for name, durable in [("durable", ["--durable", "2"]), ("plain", ["--params", "nvme", "--optimizer-state", "nvme"])]:
+        log_file = p.at("locked-out", name + ".jsonl")
+        try:
+            child = subprocess.Popen(command(name, *durable, "--log", log_file), stdout=subprocess.PIPE,
+                                     stderr=subprocess.PIPE, preexec_fn=other)
+        except (subprocess.SubprocessError, PermissionError):
+            skip("this user cannot reach the program")
+        wait_until(child, lambda: lines_of(log_file), "no step")
+        os.chmod(p.at("nvme-locked"), 0)
+        out, err = (x.decode() for x in child.communicate(timeout=120))
+        assert child.returncode == 0, err
+        folder = left_in(p.at("nvme-locked"))[0]
+        assert "ALARM" in err and folder in err and "Permission denied" in err, err
+        assert os.path.exists(p.at("locked-out", name, "run.json")) == (name == "durable"), out
+        again = command(name, "--resume")
+        if name == "durable":
+            assert "run.json is kept" in out, out
+            done = subprocess.run(again, stderr=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=other)
+            assert done.returncode == 1 and folder.encode() in done.stderr and b"--discard" in done.stderr, done.stderr
+        os.chmod(p.at("nvme-locked"), 0o755)
+        if name == "durable":
+            done = subprocess.run(again, stderr=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=other)
+            assert not left_in(p.at("nvme-locked")) and not os.path.exists(p.at("locked-out", name, "run.json")), done
+        else:
+            done = subprocess.run(command("later", *durable), stderr=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=other)
+            assert done.returncode == 0 and not left_in(p.at("nvme-locked")), done
+
+
+def damage_until_it_ends(child, path):
+    """Once may be too little: what is in memory just then is written again before it is read."""
+    block = mmap.mmap(-1, 4096)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_DIRECT)  # the page cache would get in the way of the run's own writes
+    except OSError:
+        fd = os.open(path, os.O_RDWR)
+    for _ in range(200):
+        child.send_signal(signal.SIGSTOP)
+        for at in range(0, os.path.getsize(path), 4096):
+            block[:] = os.urandom(4096)
+            os.pwritev(fd, [block], at)
+        child.send_signal(signal.SIGCONT)
+        try:
+            child.wait(0.5)
+            break
+        except subprocess.TimeoutExpired:
+            pass
+    os.close(fd)
+    if child.returncode is not None:
+        return child.returncode
+    child.kill()
+    raise AssertionError("the damage was never noticed")
+
+
+def test_what_is_left_after_a_damaged_read_is_true(p):
+    """A checksum error names what there is to go on from, and what would have helped."""
+    for name, more, words in [
+            ("nothing", [], ["nothing is left", "--checkpoint-every", "--durable"]),
+            ("saved", ["--checkpoint-every", 2], ["checkpoint of step", "--resume"]),
+            ("lasting", ["--durable", 2], ["durable step", "--resume", "no checkpoint"])]:
+        nvme = folders(p, "nvme-flip-" + name)
+        log_file = p.at("flip-%s.jsonl" % name)
+        child = start(p, "flip-" + name, "--steps", 1000000, *nvme, "--params", "nvme", "--optimizer-state", "nvme", *more,
+                      "--log", log_file)
+        wait_until(child, lambda: len(lines_of(log_file)) > 4 and (name != "lasting" or lines_of(log_file)[-1]["durable_step"]),
+                   "no steps")
+        path = glob.glob(p.at("nvme-flip-" + name, "stoker-run-*", "extents-0.bin"))[0]
+        assert damage_until_it_ends(child, path) == 1
+        said = [x for x in read(p.at("flip-%s.out" % name)).decode().splitlines() if "checksum" in x]
+        assert said and all(w in said[-1] for w in words) and "from a checkpoint" not in said[-1], said
 
 
 # --- a run that died --------------------------------------------------------------------------------------------------

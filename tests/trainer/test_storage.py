@@ -153,6 +153,12 @@ def test_few_descriptors_and_small_files_are_sentences(p):
         if right == 2:
             break
     assert refused and right
+
+    def soft():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (8, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+    code, out, err = limited(p, "fdsoft", nvme, soft)
+    assert code == 0 and weights(p, "fdsoft") == reference(p), err  # it is the program that raises it
     code, _, err = limited(p, "fsize", nvme, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, 64 << 10)))
     assert code == 1 and len(err.strip().splitlines()) == 1 and "File too large" in err and "ulimit -f" in err, err
     assert os.listdir(nvme) == []
