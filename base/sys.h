@@ -71,7 +71,7 @@ bool sys_files_room(uint64_t more, uint64_t *open_now, uint64_t *limit);
 
 /* Starts a thread with every signal blocked. 0 or an errno value; join it with pthread_join. */
 int sys_thread_start(pthread_t *out, void *(*fn)(void *), void *arg);
-/* The calling thread, from now on: computes when nobody else wants to (priority `nice`, 0 to 19). */
+/* The calling thread, from now on: computes when nobody else wants to (`nice`: 0 to 19). */
 void sys_thread_background(int nice);
 
 /* Test only: the k-th next call of `kind` fails with `os_errno` (k = 1: the next); times: how many

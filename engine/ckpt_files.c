@@ -5,6 +5,7 @@
  * Must not know: who brings the chunks, and when. One thread at a time; blocking. */
 #include "engine/ckpt_files.h"
 #include "base/sys.h"
+#include "formats/manifest.h"
 #include "formats/safetensors.h"
 #include <string.h>
 

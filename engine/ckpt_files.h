@@ -6,7 +6,6 @@
 #define ENGINE_CKPT_FILES_H
 
 #include "engine/state.h"
-#include <jansson.h>
 
 struct ckpt_files;
 
@@ -23,7 +22,7 @@ stk_status ckpt_files_put(struct ckpt_files *f, const struct stk_chunk *c,
                           const struct state_view *v, struct stk_error *err);
 /* All chunks were put: flushes, closes, frees, also on an error; adds "files" to doc (sizes and
  * checksums: formats/manifest.h). */
-stk_status ckpt_files_finish(struct ckpt_files *f, json_t *doc, struct stk_error *err);
+stk_status ckpt_files_finish(struct ckpt_files *f, struct json_t *doc, struct stk_error *err);
 void ckpt_files_abandon(struct ckpt_files *f); /* NULL allowed */
 
 #endif
