@@ -2,13 +2,13 @@
 """Shares of our transfers beside fio, DeepSpeed's async I/O and the plain file, in alternating pairs.
 
     python3 bench/nvme_pairs.py --dir DIR [--what fio,store,deepspeed] [--stoker build/stoker] [--store-pairs build/bench/store_pairs]
-        [--modes read,write,mixed] [--blocks 1MiB,4MiB] [--depth 16] [--size 1GiB] [--run 1.5] [--pairs-max 60] [--width 0.02]
+        [--modes read,write,mixed] [--blocks 1MiB,4MiB] [--depth N] [--size 1GiB] [--run 1.5] [--pairs-max 60] [--width 0.02]
         [--python PYTHON] [--seconds-max 0] [--seed 1]
 
 fio        each mode and block size: `stoker bench nvme` at that one point, fio on the same file inside each pair (floor 0.97)
 store      reads and writes: the extent store with checksums over plain transfers (floor 0.95), over itself without checksums
            (floor 0.97: checksums cost under 3 %)
-deepspeed  1 MiB x 32, 1 GiB: our reads over DeepSpeed's async I/O (floor 1.1), our writes beside. Needs --python, an interpreter that
+deepspeed  1 MiB x 32 (or --depth), 1 GiB: our reads over DeepSpeed's async I/O (floor 1.1), our writes beside. Needs --python, an interpreter that
            has deepspeed and torch; left out without it.
 
 The two sides of a pair run one after the other, in random order. After at least 5 pairs it stops when the 95 % interval of the median ratio
@@ -39,7 +39,7 @@ DEEPSPEED = r"""
 import sys, time, torch
 from deepspeed.ops.op_builder import AsyncIOBuilder
 out = sys.stdout
-handle = AsyncIOBuilder().load().aio_handle(1 << 20, 32, False, True, 2)
+handle = AsyncIOBuilder().load().aio_handle(1 << 20, int(sys.argv[3]), False, True, 2)
 n, path = int(sys.argv[1]), sys.argv[2]
 empty = torch.empty(0, dtype=torch.uint8)
 t = handle.new_cpu_locked_tensor(n, empty) if hasattr(handle, "new_cpu_locked_tensor") else torch.empty(n, dtype=torch.uint8)
@@ -81,6 +81,10 @@ class Comparison:
         self.theirs.append(theirs)
         say(bench="nvme_pairs", what=self.what, pair=len(self.ratios), ours_bytes_per_s=ours, theirs_bytes_per_s=theirs, ratio=ours / theirs,
             **self.labels)
+
+    def wanted(self):
+        """Pairs of the next run: never more than --pairs-max in all."""
+        return max(1, min(PAIRS_A_RUN, self.args.pairs_max - len(self.ratios)))
 
     def enough(self):
         n = len(self.ratios)
@@ -124,10 +128,10 @@ def compare_fio(args, folder):
     good = True
     for mode in args.modes.split(","):
         for block in args.blocks.split(","):
-            c = Comparison(args, "fio", FLOORS["fio"], mode=mode, block=block, depth=args.depth)
+            c = Comparison(args, "fio", FLOORS["fio"], mode=mode, block=block, depth=args.depth or 16)
             seed = args.seed
             while not c.enough():
-                result = stoker_point(args, folder, mode, block, args.depth, PAIRS_A_RUN, True, seed)
+                result = stoker_point(args, folder, mode, block, args.depth or 16, c.wanted(), True, seed)
                 seed += 1
                 if not result["pairs_ours_fio"]:
                     sys.exit("fio gave no figures (installed? `stoker bench nvme` says why)")
@@ -141,12 +145,12 @@ def compare_store(args, folder):
     good = True
     for mode in [m for m in args.modes.split(",") if m in ("read", "write")]:
         for block in args.blocks.split(","):
-            plain = Comparison(args, "store", FLOORS["store"], mode=mode, block=block, depth=args.depth)
-            bare = Comparison(args, "checksums", FLOORS["checksums"], mode=mode, block=block, depth=args.depth)
+            plain = Comparison(args, "store", FLOORS["store"], mode=mode, block=block, depth=args.depth or 16)
+            bare = Comparison(args, "checksums", FLOORS["checksums"], mode=mode, block=block, depth=args.depth or 16)
             seed = args.seed
             while not (plain.enough() and bare.enough()):
-                run = subprocess.run([args.store_pairs, "--dir", folder, "--mode", mode, "--block", block, "--depth", str(args.depth), "--size",
-                                      args.size, "--rounds", str(PAIRS_A_RUN), "--run", str(args.run), "--seed", str(seed)],
+                run = subprocess.run([args.store_pairs, "--dir", folder, "--mode", mode, "--block", block, "--depth", str(args.depth or 16), "--size",
+                                      args.size, "--rounds", str(plain.wanted()), "--run", str(args.run), "--seed", str(seed)],
                                      capture_output=True, text=True)
                 seed += 1
                 if run.returncode:
@@ -161,7 +165,7 @@ def compare_store(args, folder):
 
 
 def compare_deepspeed(args, folder):
-    size = 1 << 30
+    size, depth = 1 << 30, args.depth or 32
     if not args.python:
         say(bench="nvme_pairs", what="deepspeed", skipped="no --python with deepspeed")
         return True
@@ -170,7 +174,7 @@ def compare_deepspeed(args, folder):
         f.write(DEEPSPEED)
     # Where its memory lies decides over a quarter of DeepSpeed's rate, for as long as its process lives: so each pair asks a new one.
     def theirs(mode):
-        peer = subprocess.Popen([args.python, script, str(size), os.path.join(folder, "peer.bin")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        peer = subprocess.Popen([args.python, script, str(size), os.path.join(folder, "peer.bin"), str(depth)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                 text=True, env=dict(os.environ, DS_ACCELERATOR="cpu"))
 
         def answer(word):
@@ -194,12 +198,12 @@ def compare_deepspeed(args, folder):
 
     order, good, seed = random.Random(args.seed), True, args.seed
     for mode in [m for m in args.modes.split(",") if m in ("read", "write")]:
-        c = Comparison(args, "deepspeed", FLOORS["deepspeed_read"] if mode == "read" else None, mode=mode, block="1MiB", depth=32)
+        c = Comparison(args, "deepspeed", FLOORS["deepspeed_read"] if mode == "read" else None, mode=mode, block="1MiB", depth=depth)
         while not c.enough():
             seed += 1
             first = order.random() < 0.5
             b = theirs(mode) if first else None
-            a = stoker_point(args, folder, mode, "1MiB", 32, 1, False, seed)["bytes_per_s"]
+            a = stoker_point(args, folder, mode, "1MiB", depth, 1, False, seed)["bytes_per_s"]
             c.add(a, b or theirs(mode))
         good = c.summary() and good
     return good
@@ -213,7 +217,7 @@ def main():
     p.add_argument("--store-pairs", default="build/bench/store_pairs")
     p.add_argument("--modes", default="read,write,mixed")
     p.add_argument("--blocks", default="1MiB,4MiB")
-    p.add_argument("--depth", type=int, default=16)
+    p.add_argument("--depth", type=int, help="16, with deepspeed 32")
     p.add_argument("--size", default="1GiB")
     p.add_argument("--run", type=float, default=1.5, help="seconds of each side of a pair")
     p.add_argument("--pairs-max", type=int, default=60)

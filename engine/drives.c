@@ -222,11 +222,11 @@ static void note_drive(stk_engine *e, uint32_t i)
 {
     const struct eng_drive *d = &e->drives[i];
     const struct measure_rates *r = &d->rates;
-    char rates[256], what[176];
+    char rates[288], what[176];
     if (d->measured)
         snprintf(rates, sizeof rates,
                  "reads %.2f GB/s, writes %.2f GB/s, both at once %.2f GB/s%s; reads' p99 %.2f ms "
-                 "alone, %.2f ms beside writes",
+                 "alone, %.2f ms beside writes (16 MiB in flight)",
                  r->read_bytes_per_s / 1e9, r->write_bytes_per_s / 1e9, r->both_bytes_per_s / 1e9,
                  r->direct ? "" : " (through the page cache)", (double)r->read_p99_ns / 1e6,
                  (double)r->mixed_read_p99_ns / 1e6);
