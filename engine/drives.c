@@ -128,8 +128,8 @@ static const struct plan *step_plan(const stk_engine *e)
 static void step_bytes(const stk_engine *e, uint64_t *read, uint64_t *write)
 {
     const struct plan *p = step_plan(e);
-    *read = p ? p->bytes[PLAN_NVME_READ] : 0;
-    *write = p ? p->bytes[PLAN_NVME_WRITE] : 0;
+    *read = p ? plan_moved(p, PLAN_NVME_READ) : 0;
+    *write = p ? plan_moved(p, PLAN_NVME_WRITE) : 0;
 }
 
 /* Time for each drive; 0: none. */

@@ -217,6 +217,16 @@ struct plan {
     double flops;
 };
 
+/* Bytes that a period moves over a resource: of two ways that a plan has, one. */
+static inline uint64_t plan_moved(const struct plan *p, enum plan_resource r)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < p->n_nodes; i++)
+        if (p->nodes[i].resource == r && !p->nodes[i].spec && !p->nodes[i].optional)
+            sum += p->nodes[i].bytes;
+    return sum;
+}
+
 /* May complete before its dependencies are met. */
 static inline bool plan_passable(const struct plan_node *x)
 {

@@ -35,8 +35,8 @@ struct predict_in {
     const struct predict_cost *cost; /* of each place; NULL: none known */
     uint32_t parts;                  /* PLAN_RUN_UPDATE, PLAN_RUN_VISITS or both: a step in steady
                                       * state */
-    bool norm_fails;                 /* what speculation did is taken back: PLAN_UNDO nodes take their
-                                      * time; else they take none */
+    bool norm_fails;                 /* speculate: the norm binds in every step, so that nothing is
+                                      * tried; else it never does */
     uint32_t compute_threads, update_threads; /* 0: all cores */
     const uint8_t *drive_of;         /* drive of each chunk and state, chunk * CHUNK_STATE_N + state;
                                       * NULL: all on the first */

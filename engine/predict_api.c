@@ -85,14 +85,13 @@ static stk_status find_machine(stk_engine *e, const stk_machine *asked, stk_mach
 
 static void fill_bytes(const stk_engine *e, stk_prediction *out)
 {
-    const uint64_t *moved = e->plan_train->bytes;
     out->host_bytes = e->place.host_bytes;
     out->device_bytes = e->place.device_bytes;
     out->nvme_bytes = e->place.nvme_bytes;
-    out->nvme_read_bytes = moved[PLAN_NVME_READ];
-    out->nvme_write_bytes = moved[PLAN_NVME_WRITE];
-    out->copy_in_bytes = moved[PLAN_COPY_IN_LINK];
-    out->copy_out_bytes = moved[PLAN_COPY_OUT_LINK];
+    out->nvme_read_bytes = plan_moved(e->plan_train, PLAN_NVME_READ);
+    out->nvme_write_bytes = plan_moved(e->plan_train, PLAN_NVME_WRITE);
+    out->copy_in_bytes = plan_moved(e->plan_train, PLAN_COPY_IN_LINK);
+    out->copy_out_bytes = plan_moved(e->plan_train, PLAN_COPY_OUT_LINK);
 }
 
 stk_status predict_plan(stk_engine *e, const stk_machine *asked, const struct plan *plan,

@@ -17,6 +17,15 @@ enum { AT_SERVER, AT_READ, AT_WRITE, AT_LATENCY, AT_CHECK_GET, AT_CHECK_PUT, AT_
 
 struct pool { uint32_t in_flight, limit; };
 
+/* Speculation (engine/spec_run.c). Per chunk: bits MADE (its speculative update was), and 1 << state
+ * (fetched ahead), of the period before and of this one. */
+#define MADE 0x80u
+struct predict_spec {
+    uint32_t *node, *order, n_order, final_left, casts_done, patience; /* node: PLAN_NO: none */
+    uint8_t *before, *now;
+    bool closed;
+};
+
 struct predicted {
     const struct predict_in *in;
     const struct plan *p;
@@ -33,6 +42,7 @@ struct predicted {
     uint32_t nodes_left, next_visit, visits_in_flight;
     uint8_t last_kind, cause;
     double last_visit_done_ns, asked_ns, busy_at_ask_ns;
+    struct predict_spec spec;
     double exposed_ns[5];       /* nvme, copy, update, gather, queue */
     bool failed;                /* no memory */
 };
@@ -83,10 +93,101 @@ static void meet_successors(struct predicted *r, uint32_t node, bool at_hand_out
     }
 }
 
+/* --- speculation: spec_run.c ------------------------------------------------------------------ */
+
+static void complete(struct predicted *r, uint32_t node);
+
+static void pass_early(struct predicted *r, uint32_t node)
+{
+    if (r->state[node] != RUN_WAITING) return;
+    r->begin_ns[node] = r->w->now_ns;
+    complete(r, node);
+}
+
+static void spec_close(struct predicted *r)
+{
+    if (r->spec.closed) return;
+    r->spec.closed = true;
+    for (uint32_t i = 0; i < r->spec.n_order; i++) pass_early(r, r->spec.node[r->spec.order[i]]);
+}
+
+static bool far_off(const struct predicted *r, uint32_t node)
+{
+    const struct plan_node *n = &r->p->nodes[node];
+    for (uint32_t d = 0; d < n->n_deps; d++) {
+        uint32_t f = r->p->deps[n->first_dep + d];
+        if (r->p->nodes[f].kind == PLAN_FETCH && r->p->nodes[f].spec &&
+            (r->state[f] == RUN_WAITING || r->state[f] == RUN_READY))
+            return true;
+    }
+    return false;
+}
+
+static void spec_completed(struct predicted *r, uint32_t node)
+{
+    struct predict_spec *s = &r->spec;
+    const struct plan_node *n = &r->p->nodes[node];
+    if (s->n_order == 0) return;
+    uint8_t landed = r->in->input->in_place ? PLAN_GRAD_CAST : PLAN_GRAD_OUT;
+    if (n->kind == landed && s->node[n->chunk] != PLAN_NO && s->casts_done++ >= s->patience) {
+        uint32_t chunk = s->order[s->casts_done - 1 - s->patience];
+        if (r->in->input->chunks[chunk].home[CHUNK_GRAD] == CHUNK_NVME &&
+            far_off(r, s->node[chunk]))
+            pass_early(r, s->node[chunk]);
+    }
+    if ((n->kind == PLAN_VISIT || n->kind == PLAN_GRAD_CAST) && --s->final_left == 0) spec_close(r);
+}
+
+/* A quiet run: what was made in the period before is right. */
+static bool spec_passes(const struct predicted *r, uint32_t node)
+{
+    const struct predict_spec *s = &r->spec;
+    const struct plan_node *n = &r->p->nodes[node];
+    if (r->in->input->update != PLAN_SPECULATE || n->chunk == PLAN_NO) return false;
+    if (n->kind == PLAN_UNDO) return true;
+    if (n->spec && n->kind == PLAN_FETCH) return s->closed || r->state[s->node[n->chunk]] == RUN_DONE;
+    if (n->spec) return n->kind == PLAN_WRITE_BACK ? !(s->now[n->chunk] & MADE) : s->closed;
+    if (n->for_next && n->optional) return (s->now[n->chunk] & MADE) || s->final_left == 0;
+    if (n->part != PLAN_RUN_UPDATE) return false;
+    uint8_t bits = s->before[n->chunk];
+    return (bits & MADE) || (n->kind == PLAN_FETCH && (bits & 1u << n->state));
+}
+
+/* A node was not only passed. */
+static void spec_ran(struct predicted *r, const struct plan_node *n)
+{
+    if (n->chunk == PLAN_NO) return;
+    if (n->kind == PLAN_UPDATE && n->spec) r->spec.now[n->chunk] |= MADE;
+    if (n->for_next && n->optional)
+        r->spec.now[n->chunk] = (uint8_t)(r->spec.now[n->chunk] | 1u << n->state);
+}
+
+static void spec_begin(struct predicted *r)
+{
+    struct predict_spec *s = &r->spec;
+    const struct plan_input *in = r->in->input;
+    uint64_t most = 1;
+    for (uint32_t i = 0; i < in->n_chunks; i++) {
+        s->node[i] = PLAN_NO;
+        s->now[i] = 0;
+        if (in->chunks[i].bytes[CHUNK_GRAD] > most) most = in->chunks[i].bytes[CHUNK_GRAD];
+    }
+    for (uint32_t i = 0; (r->in->parts & PLAN_RUN_VISITS) && i < r->p->n_nodes; i++) {
+        const struct plan_node *n = &r->p->nodes[i];
+        s->final_left += n->kind == PLAN_VISIT || n->kind == PLAN_GRAD_CAST;
+        if (n->kind != PLAN_UPDATE || !n->spec) continue;
+        s->node[n->chunk] = i;
+        s->order[s->n_order++] = n->chunk;
+    }
+    s->patience = (uint32_t)(in->arena_bytes[PLAN_ARENA_GRAD] / ((most + 4095) / 4096 * 4096)) / 2;
+    if (r->in->norm_fails) spec_close(r);
+}
+
 static void complete(struct predicted *r, uint32_t node)
 {
     const struct plan_node *n = &r->p->nodes[node];
     r->state[node] = RUN_DONE;
+    spec_completed(r, node);
     r->last_kind = n->kind;
     if (r->each) r->each(r->arg, node, r->begin_ns[node], r->w->now_ns);
     meet_successors(r, node, false);
@@ -160,8 +261,7 @@ static void cast_work(const struct predicted *r, const struct plan_node *n, stru
 static void team_work(const struct predicted *r, const struct plan_node *n, struct predict_work *w)
 {
     const stk_machine *m = r->m;
-    bool undo = n->kind == PLAN_UNDO && !r->in->norm_fails;
-    if (undo || m->update_bytes_per_s <= 0) return;
+    if (m->update_bytes_per_s <= 0) return;
     w->ns = ns_of((double)n->bytes, m->update_bytes_per_s);
     use(w, PREDICT_CORES, threads(m, r->in->update_threads));
     use(w, PREDICT_DRAM, of_dram(m, m->update_bytes_per_s));
@@ -220,7 +320,7 @@ static void put_store(struct predicted *r, uint32_t node, uint32_t stage)
         return;
     }
     bool write = stage == AT_WRITE;
-    enum io_class cls = write ? (n->state == CHUNK_OPT ? IO_WRITE_BACK : IO_DEMAND)
+    enum io_class cls = write ? (n->state == CHUNK_OPT || n->spec ? IO_WRITE_BACK : IO_DEMAND)
                               : (n->demand ? IO_DEMAND : IO_PREFETCH);
     drive_work(r, n, !write, &w);
     predict_io_put(r->w, drive_of(r, n), cls, write, &w);
@@ -260,11 +360,11 @@ static bool issue_ready(struct predicted *r)
     for (uint32_t res = 0; res < PLAN_RESOURCE_N; res++)
         while (r->heap_n[res] > 0) {
             uint32_t node = (uint32_t)r->heap[res][0];
-            if (res != PLAN_NONE && !room(r, &r->p->nodes[node])) break;
+            if (res != PLAN_NONE && !spec_passes(r, node) && !room(r, &r->p->nodes[node])) break;
             pop(r, res);
             r->state[node] = RUN_ISSUED;
             any = true;
-            if (res == PLAN_NONE) {
+            if (res == PLAN_NONE || spec_passes(r, node)) {
                 r->begin_ns[node] = r->w->now_ns;
                 complete(r, node);
                 continue;
@@ -335,6 +435,7 @@ static void finish(struct predicted *r, uint32_t node)
     const struct plan_node *n = &r->p->nodes[node];
     if (n->kind == PLAN_VISIT) r->visits_in_flight--;
     else r->pool[n->resource].in_flight--;
+    spec_ran(r, n);
     complete(r, node);
 }
 
@@ -390,6 +491,7 @@ static stk_status run(struct predicted *r, struct stk_error *err)
 {
     r->last_kind = PLAN_JOIN;
     count_deps(r);
+    spec_begin(r);
     pump(r);
     while (r->nodes_left > 0 && !r->failed) {
         uint32_t node, stage;
@@ -504,7 +606,10 @@ static stk_status set_up(struct predicted *r, struct stk_error *err)
     r->deps_left = sys_calloc(n + 1, sizeof *r->deps_left);
     r->state = sys_calloc(n + 1, 1);
     r->begin_ns = sys_calloc(n + 1, sizeof *r->begin_ns);
-    bool ok = r->deps_left && r->state && r->begin_ns;
+    uint32_t chunks = r->in->input->n_chunks;
+    r->spec.node = sys_calloc(chunks + 1, sizeof *r->spec.node);
+    r->spec.order = sys_calloc(chunks + 1, sizeof *r->spec.order);
+    bool ok = r->deps_left && r->state && r->begin_ns && r->spec.node && r->spec.order;
     for (uint32_t k = 0; k < PLAN_RESOURCE_N; k++) {
         r->heap[k] = sys_calloc(n + 1, sizeof *r->heap[k]);
         r->pool[k].limit = k == PLAN_UPDATE_TEAM ? UPDATES_IN_FLIGHT : RUN_OPS_PER_RESOURCE;
@@ -520,15 +625,17 @@ static stk_status set_up(struct predicted *r, struct stk_error *err)
     return STK_OK;
 }
 
-stk_status predict_run(const struct predict_in *in, predict_node_fn *each, void *arg,
-                       stk_prediction *out, struct stk_error *err)
+static stk_status run_once(const struct predict_in *in, predict_node_fn *each, void *arg,
+                           uint8_t *before, uint8_t *now, stk_prediction *out, struct stk_error *err)
 {
-    struct predicted r = {
-        .in = in, .p = in->plan, .m = in->machine, .each = each, .arg = arg
-    };
+    struct predicted r = { .in = in,
+                           .p = in->plan,
+                           .m = in->machine,
+                           .each = each,
+                           .arg = arg,
+                           .spec = { .before = before, .now = now } };
     size_t size = out->size;
     *out = (stk_prediction){ .size = size };
-    STK_TRY(check_figures(in, err));
     stk_status st = set_up(&r, err);
     if (st == STK_OK) st = run(&r, err);
     if (st == STK_OK) fill(&r, out);
@@ -536,6 +643,31 @@ stk_status predict_run(const struct predict_in *in, predict_node_fn *each, void 
     sys_free(r.deps_left);
     sys_free(r.state);
     sys_free(r.begin_ns);
+    sys_free(r.spec.node);
+    sys_free(r.spec.order);
     for (uint32_t k = 0; k < PLAN_RESOURCE_N; k++) sys_free(r.heap[k]);
+    return st;
+}
+
+/* A speculating period depends on what the one before made: the second of two is taken. */
+stk_status predict_run(const struct predict_in *in, predict_node_fn *each, void *arg,
+                       stk_prediction *out, struct stk_error *err)
+{
+    uint32_t n = in->input->n_chunks;
+    STK_TRY(check_figures(in, err));
+    uint8_t *before = sys_calloc((size_t)n + 1, 1), *now = sys_calloc((size_t)n + 1, 1);
+    stk_status st = before && now ? STK_OK
+                                  : stk_error_set(err, STK_ERR_NOMEM, 0,
+                                                  "no memory to predict a step");
+    bool spec = in->input->update == PLAN_SPECULATE && in->parts == (PLAN_RUN_UPDATE | PLAN_RUN_VISITS);
+    for (uint32_t i = 0; spec && before && i < n; i++)
+        before[i] = in->norm_fails || !in->input->chunks[i].spec ? 0 : MADE;
+    if (spec && st == STK_OK) {
+        st = run_once(in, NULL, NULL, before, now, out, err);
+        memcpy(before, now, n);
+    }
+    if (st == STK_OK) st = run_once(in, each, arg, before, now, out, err);
+    sys_free(before);
+    sys_free(now);
     return st;
 }

@@ -198,6 +198,8 @@ static json_t *json_step(const struct train *t, const struct report_step *s, jso
     json_object_set_new(j, "updates", whole(x->updates));
     json_object_set_new(j, "clip_factor", number(x->clip_factor));
     json_object_set_new(j, "loss_scale", number(x->loss_scale));
+    json_object_set_new(j, "spec_chunks", whole(x->spec_chunks));
+    json_object_set_new(j, "spec_undone", whole(x->spec_undone));
     json_object_set_new(j, "durable_step", whole(x->durable_step));
     json_object_set_new(j, "saved_step", whole(x->saved_step));
     json_object_set_new(j, "saving", json_boolean(x->saving));
