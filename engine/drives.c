@@ -15,6 +15,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #define SECOND_NS 1000000000ull
 #define MUCH_BYTES (4ull << 30)          /* moved by a step: then rates are worth a second */
@@ -26,6 +27,7 @@
 struct eng_drive {
     struct drive_facts facts;
     struct measure_rates rates;
+    double cores_busy;          /* while it was measured: what moving bytes takes of the cores */
     bool measured;
     uint32_t first;             /* lowest index of a folder on the same drive */
     uint32_t folders;           /* that share the drive */
@@ -145,11 +147,20 @@ static uint64_t measure_time(const stk_engine *e)
     return needed || (e->predicting && read + write > SOME_BYTES) ? SECOND_NS : 0;
 }
 
+static double cpu_ns(void)
+{
+    struct rusage u = { 0 };
+    getrusage(RUSAGE_SELF, &u);
+    return 1e9 * (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
+           1e3 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
+}
+
 static stk_status measure_one(stk_engine *e, uint32_t i, uint64_t budget_ns)
 {
     struct eng_drive *d = &e->drives[i];
     struct stk_error err = { 0 };
     int64_t room = sys_disk_free(e->paths[i]);
+    double cpu = cpu_ns(), wall = (double)exec_now_ns(e->ex);
     uint64_t most = room > 0 && (uint64_t)room / 2 < MEASURE_WRITE_BYTES ? (uint64_t)room / 2
                                                                           : MEASURE_WRITE_BYTES;
     stk_status st = most < MEASURE_LEAST_BYTES
@@ -172,6 +183,8 @@ static stk_status measure_one(stk_engine *e, uint32_t i, uint64_t budget_ns)
                              "folder out, or give --nvme-weights and --measure-drives off",
                              e->paths[i]);
     d->measured = true;
+    wall = (double)exec_now_ns(e->ex) - wall;
+    d->cores_busy = wall > 0 ? (cpu_ns() - cpu) / wall : 0;
     return STK_OK;
 }
 
@@ -183,6 +196,7 @@ stk_status drives_measure(stk_engine *e)
         struct eng_drive *d = &e->drives[i], *first = &e->drives[d->first];
         if (d->first == i) STK_TRY(measure_one(e, i, budget_ns));
         d->rates = first->rates;
+        d->cores_busy = first->cores_busy;
         d->measured = first->measured;
         all &= d->measured;
     }
@@ -298,6 +312,7 @@ bool stk_drive_info(const stk_engine *e, uint32_t i, stk_drive *out)
         out->read_bytes_per_s = d->rates.read_bytes_per_s;
         out->write_bytes_per_s = d->rates.write_bytes_per_s;
         out->both_bytes_per_s = d->rates.both_bytes_per_s;
+        out->cores_busy = d->cores_busy;
         out->read_p99_ns = d->rates.read_p99_ns;
         out->mixed_read_p99_ns = d->rates.mixed_read_p99_ns;
     }

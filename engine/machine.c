@@ -166,6 +166,7 @@ bool machine_drives(const stk_engine *e, stk_machine *m, uint8_t drive_of_path[S
                 (stk_machine_drive){ .read_bytes_per_s = d.read_bytes_per_s,
                                      .write_bytes_per_s = d.write_bytes_per_s,
                                      .both_bytes_per_s = d.both_bytes_per_s,
+                                     .cores_busy = d.cores_busy,
                                      .latency_ns = DRIVE_LATENCY_NS };
         }
         drive_of_path[i] = of_first[d.first_of_drive];

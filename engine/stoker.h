@@ -465,6 +465,7 @@ typedef struct stk_drive {
                                              * unknown */
     uint32_t percentage_used;               /* UINT32_MAX: unknown */
     int temperature_c;                      /* INT32_MIN: unknown */
+    double cores_busy;                      /* cores that moving bytes took while it was measured */
 } stk_drive;
 /* After seal. False: no folder i. */
 bool stk_drive_info(const stk_engine *e, uint32_t i, stk_drive *out);
