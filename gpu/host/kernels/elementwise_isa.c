@@ -34,9 +34,13 @@ void KERN_NAME(kern_rope)(const struct host_ctx *c, const struct ops_rope *a)
     const enum ops_dtype at = a->at, qt = a->q_in ? ops_wide(at, a->in_wide) : at,
                          kt = a->k_in ? ops_wide(at, a->in_wide) : at;
     const void *q = a->q_in ? a->q_in : a->q, *k = a->k_in ? a->k_in : a->k;
+    const enum ops_dtype vt = ops_wide(at, a->in_wide);
 #pragma omp parallel for num_threads(                                                              \
     kern_team(c, a->tokens *(a->heads + a->kv_heads) * a->head_dim)) schedule(static)
-    for (uint64_t t = 0; t < a->tokens; t++)
+    for (uint64_t t = 0; t < a->tokens; t++) {
+        for (uint64_t i = 0; a->v && i < a->v_cols; i += VL)
+            vec_put(at, a->v, t * a->v_stride + i, a->v_cols - i,
+                    vec_get(vt, a->v_in, t * a->v_stride + i, a->v_cols - i));
         for (uint64_t i0 = 0; i0 < half; i0 += ROPE_PAIRS) {
             float cs[ROPE_PAIRS] = { 0 }, sn[ROPE_PAIRS] = { 0 };
             uint64_t n = half - i0 < ROPE_PAIRS ? half - i0 : ROPE_PAIRS;
@@ -51,6 +55,7 @@ void KERN_NAME(kern_rope)(const struct host_ctx *c, const struct ops_rope *a)
             for (uint64_t h = 0; h < a->kv_heads; h++)
                 rope_head(kt, k, at, a->k, t * a->k_stride + h * a->head_dim + i0, half, n, cs, sn);
         }
+    }
 }
 
 /* --- SwiGLU --- */
