@@ -61,8 +61,13 @@ const void *host_right_make(struct host_job *j, const struct host_right *r, cons
     return buf;
 }
 
-/* Rows of whole cache lines: what reads them takes blocks of rows. */
-uint64_t host_left_ld(uint64_t rows, enum ops_dtype t) { return round_up(rows, 64 / ops_dtype_bytes(t)); }
+/* Rows of whole cache lines, an odd number of them: blocks of rows are written and read, and rows a
+ * power of two apart would share few sets of the cache. */
+uint64_t host_left_ld(uint64_t rows, enum ops_dtype t)
+{
+    const uint64_t line = 64 / ops_dtype_bytes(t), lines = (rows + line - 1) / line;
+    return (lines | 1) * line;
+}
 
 void host_left_transpose(struct host_job *j, const void *src, enum ops_dtype from, uint64_t ld,
                          uint64_t rows, uint64_t cols, void *dst, enum ops_dtype to)

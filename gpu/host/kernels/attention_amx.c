@@ -11,9 +11,9 @@
  * OPERANDS of C[m][n] += A[m][k] B[k][n]: A has rows of bf16 as they lie in memory. B has pairs of
  * rows in one word: B2[k / 2][n] = (B[k][n], B[k + 1][n]). So of a matrix X in rows, X^T as B is the
  * transpose of X's words, and X as B is rows of X in pairs.
- *     S^T  = K Q^T        A: K in place        B: words of Q transposed
+ *     S^T  = K Q^T        A: K                 B: words of Q transposed
  *     O^T += V^T P^T      A: V^T, packed       B: rows of P^T in pairs
- *     dP^T = V dO^T       A: V in place        B: words of dO transposed
+ *     dP^T = V dO^T       A: V                 B: words of dO transposed
  *     dV  += P^T dO       A: P^T               B: rows of dO in pairs
  *     dK  += dS^T Q       A: dS^T              B: rows of Q in pairs
  *     dQ^T += K^T dS^T    A: K^T, packed       B: rows of dS^T in pairs
@@ -107,12 +107,12 @@ struct rows {
     uint64_t ld; /* elements */
 };
 
-/* n <= 64 rows of `dim` elements: in place when there are 64, else a copy with zeros below. */
+/* n <= 64 rows of `dim` elements, copied close together, with zeros below: in place they are often a
+ * power of two apart and share few sets of the cache. */
 static struct rows rows_of(const void *src, uint64_t first, uint64_t stride, uint64_t n,
                            uint64_t dim, uint16_t *pad)
 {
     const uint16_t *p = (const uint16_t *)src + first;
-    if (n == BQ) return (struct rows){ p, stride };
     for (uint64_t r = 0; r < n; r++) memcpy(pad + r * dim, p + r * stride, dim * 2);
     memset(pad + n * dim, 0, (BQ - n) * dim * 2);
     return (struct rows){ pad, dim };
@@ -165,7 +165,7 @@ struct work {
     const struct ops_attention *a;
     uint64_t dim;
     uint32_t *qt;              /* words of Q transposed [dim / 2][BQ] */
-    uint16_t *qpad, *kpad, *vpad; /* [64][dim], for blocks that are not full */
+    uint16_t *qpad, *kpad, *vpad; /* [64][dim] */
     uint32_t *pairs;           /* [32][dim] */
     uint32_t *vt;              /* V^T [dim][BK] bf16 */
     float *s;                  /* S^T [BK][BQ] */

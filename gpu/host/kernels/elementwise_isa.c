@@ -85,9 +85,10 @@ void KERN_NAME(kern_swiglu_backward)(const struct host_ctx *c, const struct ops_
             uint64_t n = a->cols - i, gi = r * a->g_stride + i, ui = r * a->u_stride + i;
             vec_f g = vec_get(at, a->gate, gi, n), u = vec_get(at, a->up, ui, n);
             vec_f dy = vec_get(yt, a->dy, r * a->y_stride + i, n), e = vec_exp(-g);
-            vec_f s = 1.0f / (e + 1.0f),
-                  rest = 1.0f / (1.0f / e + 1.0f); /* 1 - s without cancellation */
-            vec_f act = g / (e + 1.0f);
+            /* e stays finite, so that 1 - s = e s is 1 at its end. */
+            e = vec_select(e > 3.0e38f, vec_set(3.0e38f), e);
+            vec_f s = 1.0f / (e + 1.0f), rest = e * s; /* 1 - s without cancellation */
+            vec_f act = g * s;
             vec_put(at, a->dup, ui, n, dy * act);
             vec_put(at, a->dgate, gi, n, dy * u * (s * (g * rest + 1.0f)));
         }

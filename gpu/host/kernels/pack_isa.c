@@ -118,8 +118,8 @@ static void transpose_bf16(const struct host_transpose *a, uint64_t r0, uint64_t
             vec_store((float *)(void *)&words[p][c], (vec_f)(lo | (hi << 16)));
         }
     if (rows == T_ROWS && cols == T_COLS && a->dst_ld % 2 == 0) {
-        vec_transpose((const float *)(const void *)words, T_COLS, T_ROWS / 2, T_COLS,
-                      (float *)(void *)dst, a->dst_ld / 2);
+        vec_transpose_far((const float *)(const void *)words, T_COLS, T_ROWS / 2, T_COLS,
+                          (float *)(void *)dst, a->dst_ld / 2);
         return;
     }
     vec_transpose((const float *)(const void *)words, T_COLS, T_ROWS / 2, T_COLS,
@@ -140,7 +140,7 @@ static void transpose_f32(const struct host_transpose *a, uint64_t r0, uint64_t 
             vec_put(OPS_F32, in[r], c, cols - c,
                     vec_get(a->from, a->src, (r0 + r) * a->ld + c0 + c, cols - c));
     if (rows == T_ROWS && cols == T_COLS) {
-        vec_transpose(in[0], T_COLS, T_ROWS, T_COLS, dst, a->dst_ld);
+        vec_transpose_far(in[0], T_COLS, T_ROWS, T_COLS, dst, a->dst_ld);
         return;
     }
     vec_transpose(in[0], T_COLS, T_ROWS, T_COLS, out[0], T_ROWS);
