@@ -113,7 +113,11 @@ static struct rows rows_of(const void *src, uint64_t first, uint64_t stride, uin
                            uint64_t dim, uint16_t *pad)
 {
     const uint16_t *p = (const uint16_t *)src + first;
-    for (uint64_t r = 0; r < n; r++) memcpy(pad + r * dim, p + r * stride, dim * 2);
+    for (uint64_t r = 0; r < n; r++) {
+        for (uint64_t d = 0; d < dim; d += 32) /* the next block */
+            vec_fetch(OPS_BF16, p, (BQ + r) * stride + d);
+        memcpy(pad + r * dim, p + r * stride, dim * 2);
+    }
     memset(pad + n * dim, 0, (BQ - n) * dim * 2);
     return (struct rows){ pad, dim };
 }

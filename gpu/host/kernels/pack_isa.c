@@ -27,7 +27,11 @@ static void block_pairs(const struct host_pack *a, uint64_t k0, uint64_t n0, uin
 {
     const uint64_t width = a->n - n0;
     for (uint64_t p = 0; p < K_ROWS; p++) {
-        uint64_t k = k0 + PAIRS * p;
+        uint64_t k = k0 + PAIRS * p, next = (k + PAIRS * K_ROWS) * a->ld + n0;
+        for (uint64_t c = 0; c < a->layout.n_block; c += VL) {
+            vec_fetch(a->from, a->src, next + c);
+            vec_fetch(a->from, a->src, next + a->ld + c);
+        }
         for (uint64_t c = 0; c < a->layout.n_block; c += VL) {
             vec_u lo = { 0 }, hi = { 0 };
             if (c < width && k < a->k) lo = get16(a->from, a->src, k * a->ld + n0 + c, width - c);
@@ -44,6 +48,8 @@ static void block_words(const struct host_pack *a, uint64_t k0, uint64_t n0, uin
     uint16_t stage[N_MAX][PAIRS * K_ROWS] __attribute__((aligned(64)));
     const uint64_t nb = a->layout.n_block, depth = a->k - k0;
     const uint16_t *src = (const uint16_t *)a->src + n0 * a->ld + k0;
+    for (uint64_t r = 0; r < nb; r++)
+        vec_fetch(a->from, a->src, (n0 + r) * a->ld + k0 + PAIRS * K_ROWS);
     if (a->from == OPS_BF16 && n0 + nb <= a->n && depth >= PAIRS * K_ROWS && a->ld % 2 == 0) {
         vec_transpose((const float *)(const void *)src, a->ld / 2, nb, K_ROWS,
                       (float *)(void *)dst, nb);
@@ -63,6 +69,7 @@ static void block_f32(const struct host_pack *a, uint64_t k0, uint64_t n0, float
     for (uint64_t r = 0; r < K_ROWS; r++)
         for (uint64_t c = 0; c < a->layout.n_block; c += VL) {
             vec_f v = { 0 };
+            vec_fetch(a->from, a->src, (k0 + K_ROWS + r) * a->ld + n0 + c);
             if (c < width && k0 + r < a->k)
                 v = vec_get(a->from, a->src, (k0 + r) * a->ld + n0 + c, width - c);
             vec_store(dst + r * a->layout.n_block + c, v);
@@ -73,6 +80,8 @@ static void block_f32_transposed(const struct host_pack *a, uint64_t k0, uint64_
 {
     float stage[N_MAX][K_ROWS] __attribute__((aligned(64)));
     const uint64_t nb = a->layout.n_block, depth = a->k - k0;
+    for (uint64_t r = 0; r < nb; r++)
+        vec_fetch(a->from, a->src, (n0 + r) * a->ld + k0 + PAIRS * K_ROWS);
     if (n0 + nb > a->n || depth < K_ROWS) memset(stage, 0, sizeof stage);
     for (uint64_t r = 0; r < nb && n0 + r < a->n; r++)
         for (uint64_t c = 0; c < K_ROWS && c < depth; c += VL)
@@ -113,6 +122,8 @@ static void transpose_bf16(const struct host_transpose *a, uint64_t r0, uint64_t
         for (uint64_t c = 0; c < T_COLS; c += VL) {
             vec_u lo = { 0 }, hi = { 0 };
             uint64_t at = (r0 + 2 * p) * a->ld + c0 + c;
+            vec_fetch(a->from, a->src, at + T_ROWS * a->ld);
+            vec_fetch(a->from, a->src, at + (T_ROWS + 1) * a->ld);
             if (c < cols && 2 * p < rows) lo = get16(a->from, a->src, at, cols - c);
             if (c < cols && 2 * p + 1 < rows) hi = get16(a->from, a->src, at + a->ld, cols - c);
             vec_store((float *)(void *)&words[p][c], (vec_f)(lo | (hi << 16)));
@@ -136,9 +147,11 @@ static void transpose_f32(const struct host_transpose *a, uint64_t r0, uint64_t 
     float *dst = (float *)a->dst + c0 * a->dst_ld + r0;
     if (rows < T_ROWS || cols < T_COLS) memset(in, 0, sizeof in);
     for (uint64_t r = 0; r < rows; r++)
-        for (uint64_t c = 0; c < cols; c += VL)
+        for (uint64_t c = 0; c < cols; c += VL) {
+            vec_fetch(a->from, a->src, (r0 + r + T_ROWS) * a->ld + c0 + c);
             vec_put(OPS_F32, in[r], c, cols - c,
                     vec_get(a->from, a->src, (r0 + r) * a->ld + c0 + c, cols - c));
+        }
     if (rows == T_ROWS && cols == T_COLS) {
         vec_transpose_far(in[0], T_COLS, T_ROWS, T_COLS, dst, a->dst_ld);
         return;

@@ -40,6 +40,14 @@ typedef float vec_f_any __attribute__((vector_size(VEC_BYTES), aligned(4), may_a
 typedef int32_t vec_i_any __attribute__((vector_size(VEC_BYTES), aligned(4), may_alias));
 typedef uint16_t vec_h_any __attribute__((vector_size(VEC_BYTES / 2), aligned(2), may_alias));
 
+/* Fetches the line of an element that will be wanted soon: the same place of the next row. Where
+ * machines fetch little by themselves (some virtual ones) these loops are several times as fast.
+ * May point past the end: nothing is read. */
+VEC_INLINE void vec_fetch(enum ops_dtype t, const void *p, uint64_t i)
+{
+    __builtin_prefetch((const void *)((uintptr_t)p + i * ops_dtype_bytes(t)));
+}
+
 VEC_INLINE vec_f vec_load(const float *p) { return *(const vec_f_any *)p; }
 VEC_INLINE void vec_store(float *p, vec_f v) { *(vec_f_any *)p = v; }
 VEC_INLINE vec_i vec_load_i(const int32_t *p) { return *(const vec_i_any *)p; }
