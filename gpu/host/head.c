@@ -24,7 +24,10 @@ struct head_run {
     uint64_t tile, slice;
     void *x_buf, *w_buf, *x_right, *g_left; /* products' operands: x, a slice of the weights, x as the
                                              * right one, a slice of the gradient transposed */
-    float *logits; /* [tile, vocab]; becomes the gradient: f32, or bf16 in the first half of each row */
+    /* Slice after slice of the vocabulary, each [tokens of the tile, rows of the slice]: operands of
+     * products without gaps. Logits become the gradient; bf16 products take it from g_buf. */
+    float *logits;
+    uint16_t *g_buf;
     float *dx_sum; /* [tile, hidden] */
     struct host_right x_made; /* what x_right holds, and where it is */
     const void *x_at;
@@ -52,12 +55,6 @@ static struct host_right head_right(const struct head_run *r, uint64_t rows, boo
                                 .transposed = transposed };
 }
 
-/* Elements from row to row of the gradient. */
-static uint64_t head_gradient_ld(const struct head_run *r)
-{
-    return r->prod == OPS_BF16 ? 2 * r->a->vocab : r->a->vocab;
-}
-
 static void head_plan(struct host_job *j, struct head_run *r)
 {
     const struct ops_head *a = r->a;
@@ -77,7 +74,14 @@ static void head_plan(struct host_job *j, struct head_run *r)
     if (!r->train) return;
     r->dx_sum = host_take(j, r->tile * a->hidden * 4);
     r->x_right = host_take(j, host_right_room(&x));
-    r->g_left = host_take(j, r->slice * host_left_ld(r->tile, r->prod) * prod_bytes);
+    r->g_left = host_take(j, r->slice * r->tile * prod_bytes);
+    r->g_buf = r->prod == OPS_BF16 ? host_take(j, r->tile * a->vocab * 2) : NULL;
+}
+
+/* Element (t, v0) of a tile; v0 is where a slice begins. */
+static uint64_t head_at(const struct head_run *r, uint64_t tokens, uint64_t t, uint64_t v0)
+{
+    return v0 * tokens + t * min_u64(r->slice, r->a->vocab - v0);
 }
 
 static void head_logits(struct host_job *j, struct head_run *r, const void *x, float *logits,
@@ -85,58 +89,97 @@ static void head_logits(struct host_job *j, struct head_run *r, const void *x, f
 {
     const struct ops_head *a = r->a;
     for (uint64_t v0 = 0; v0 < a->vocab; v0 += r->slice) {
-        struct host_right right = head_right(r, min_u64(r->slice, a->vocab - v0), true);
-        struct host_product p = {
-            .m = tokens, .lda = a->hidden, .ldc = a->vocab, .src = r->prod, .dst = OPS_F32
-        };
+        const uint64_t rows = min_u64(r->slice, a->vocab - v0);
+        struct host_right right = head_right(r, rows, true);
+        struct host_product p = { .m = tokens,
+                                  .lda = a->hidden,
+                                  .ldc = rows,
+                                  .src = r->prod,
+                                  .dst = OPS_F32 };
         host_right_plan(j, &right, &p);
         const void *w = host_right_make(j, &right, host_at(a->w, a->pt, v0 * a->hidden), r->w_buf);
-        host_job_product(j, &p, x, w, j->dry ? NULL : logits + v0);
+        host_job_product(j, &p, x, w,
+                         j->dry ? NULL : logits + head_at(r, tokens, 0, v0));
     }
 }
 
-/* Rounds a row of the gradient to `at`, into the operand of the products: f32 in place, or bf16 in
- * the first half of the row. Pieces, because the two overlap. */
-static void head_store_gradient(const struct head_run *r, float *row)
+/* Logits that were asked for, row by row. */
+static void head_logits_out(struct host_job *j, const struct head_run *r, uint64_t t0,
+                            uint64_t tokens)
+{
+    const uint64_t vocab = r->a->vocab;
+    if (j->dry || j->st != STK_OK) return;
+#pragma omp parallel for num_threads(j->h->ctx.threads) schedule(static)
+    for (uint64_t t = 0; t < tokens; t++)
+        for (uint64_t v0 = 0; v0 < vocab; v0 += r->slice)
+            memcpy(r->a->logits + (t0 + t) * vocab + v0, r->logits + head_at(r, tokens, t, v0),
+                   min_u64(r->slice, vocab - v0) * sizeof(float));
+}
+
+/* Rounds a part of the gradient to `at`: f32 in place, or the operand of bf16 products. */
+static void head_store_gradient(const struct head_run *r, float *row, uint64_t at, uint64_t n)
 {
     uint16_t half[HEAD_PIECE];
-    uint64_t vocab = r->a->vocab;
-    const bool bf16 = r->prod == OPS_BF16; /* also for f32 activations: operands are bf16 */
-    if (!bf16 && r->a->at == OPS_F32) return;
-    for (uint64_t i = 0; i < vocab; i += HEAD_PIECE) {
-        uint64_t n = min_u64(HEAD_PIECE, vocab - i);
-        convert_f32_to_bf16(row + i, half, n);
-        if (bf16) memcpy((uint16_t *)(void *)row + i, half, n * sizeof *half);
-        else convert_bf16_to_f32(half, row + i, n);
+    if (r->prod == OPS_BF16) { /* also for f32 activations: the products' operands are bf16 */
+        convert_f32_to_bf16(row, r->g_buf + at, n);
+        return;
+    }
+    if (r->a->at == OPS_F32) return;
+    for (uint64_t i = 0; i < n; i += HEAD_PIECE) {
+        uint64_t len = min_u64(HEAD_PIECE, n - i);
+        convert_f32_to_bf16(row + i, half, len);
+        convert_bf16_to_f32(half, row + i, len);
+    }
+}
+
+/* A token's row of the gradient: factor * exponentials, less at the target; factor 0: all zero. */
+static void head_gradient(const struct host_job *j, const struct head_run *r, float *logits,
+                          uint64_t tokens, uint64_t t, double factor, int32_t target,
+                          double at_target)
+{
+    const uint64_t vocab = r->a->vocab;
+    for (uint64_t v0 = 0; v0 < vocab; v0 += r->slice) {
+        const uint64_t n = min_u64(r->slice, vocab - v0), at = head_at(r, tokens, t, v0);
+        if (factor == 0) memset(logits + at, 0, n * sizeof *logits);
+        else host_row_scale(j->h->ctx.isa, logits + at, n, (float)factor);
+        if (target >= 0 && (uint64_t)target >= v0 && (uint64_t)target - v0 < n)
+            logits[at + (uint64_t)target - v0] = (float)at_target;
+        head_store_gradient(r, logits + at, at, n);
     }
 }
 
 /* Loss of one token and, in training, its row of the gradient: d_scale * (softmax - onehot). A
  * masked row is zero. */
-static void head_row(const struct host_job *j, struct head_run *r, float *row, int32_t target,
-                     uint64_t t)
+static void head_row(const struct host_job *j, struct head_run *r, float *logits, uint64_t tokens,
+                     int32_t target, uint64_t t)
 {
-    enum cpu_isa isa = j->h->ctx.isa;
-    uint64_t vocab = r->a->vocab;
+    const enum cpu_isa isa = j->h->ctx.isa;
+    const uint64_t vocab = r->a->vocab;
     r->loss[t] = 0;
     r->bad[t] = target >= 0 && (uint64_t)target >= vocab;
     if (target < 0 || r->bad[t]) {
-        if (r->train) {
-            memset(row, 0, vocab * sizeof *row);
-            head_store_gradient(r, row);
-        }
+        if (r->train) head_gradient(j, r, logits, tokens, t, 0, -1, 0);
         return;
     }
-    float max = host_row_max(isa, row, vocab);
-    double wanted = row[target];
-    double sum =
-        r->train ? host_row_exp(isa, row, vocab, max) : host_row_exp_sum(isa, row, vocab, max);
+    float max = -INFINITY;
+    double sum = 0;
+    for (uint64_t v0 = 0; v0 < vocab; v0 += r->slice) {
+        float m = host_row_max(isa, logits + head_at(r, tokens, t, v0),
+                               min_u64(r->slice, vocab - v0));
+        if (!(m <= max)) max = m; /* NaN too */
+    }
+    const uint64_t own = (uint64_t)target / r->slice * r->slice;
+    float *at = logits + head_at(r, tokens, t, own) + ((uint64_t)target - own);
+    const double wanted = *at;
+    for (uint64_t v0 = 0; v0 < vocab; v0 += r->slice) {
+        float *part = logits + head_at(r, tokens, t, v0);
+        const uint64_t n = min_u64(r->slice, vocab - v0);
+        sum += r->train ? host_row_exp(isa, part, n, max) : host_row_exp_sum(isa, part, n, max);
+    }
     r->loss[t] = ((double)max + log(sum)) - wanted;
     if (!r->train) return;
-    double at_target = ((double)row[target] / sum - 1.0) * r->a->d_scale;
-    host_row_scale(isa, row, vocab, (float)(r->a->d_scale / sum));
-    row[target] = (float)at_target;
-    head_store_gradient(r, row);
+    const double at_target = ((double)*at / sum - 1.0) * r->a->d_scale;
+    head_gradient(j, r, logits, tokens, t, r->a->d_scale / sum, target, at_target);
 }
 
 static void head_rows(struct host_job *j, struct head_run *r, float *logits, uint64_t t0,
@@ -145,7 +188,7 @@ static void head_rows(struct host_job *j, struct head_run *r, float *logits, uin
     if (j->dry || j->st != STK_OK) return;
     const int32_t *targets = r->a->targets + t0;
 #pragma omp parallel for num_threads(j->h->ctx.threads) schedule(static)
-    for (uint64_t t = 0; t < tokens; t++) head_row(j, r, logits + t * r->a->vocab, targets[t], t);
+    for (uint64_t t = 0; t < tokens; t++) head_row(j, r, logits, tokens, targets[t], t);
     for (uint64_t t = 0; t < tokens; t++) {
         *loss_sum += r->loss[t];
         if (!r->bad[t] || j->st != STK_OK) continue;
@@ -161,21 +204,21 @@ static void head_slice(struct host_job *j, struct head_run *r, const void *x, ui
                        uint64_t v0, uint64_t rows)
 {
     const struct ops_head *a = r->a;
-    const uint64_t ld = head_gradient_ld(r), lda = host_left_ld(tokens, r->prod);
     struct host_right right = head_right(r, rows, false);
     struct host_product p = { .m = tokens,
-                              .lda = ld,
+                              .lda = rows,
                               .ldc = a->hidden,
                               .src = r->prod,
                               .dst = OPS_F32,
                               .add = v0 > 0 };
     host_right_plan(j, &right, &p);
     const void *w = host_right_make(j, &right, host_at(a->w, a->pt, v0 * a->hidden), r->w_buf),
-               *g = host_at(r->logits, r->prod, v0);
+               *g = r->prod == OPS_BF16 ? (const void *)r->g_buf : (const void *)r->logits;
+    g = host_at(g, r->prod, head_at(r, tokens, 0, v0));
     host_job_product(j, &p, g, w, r->dx_sum);
     if (!r->with_dw) return;
     struct host_product dw = {
-        .m = rows, .lda = lda, .ldc = a->hidden, .src = r->prod, .dst = OPS_F32, .add = 1
+        .m = rows, .lda = tokens, .ldc = a->hidden, .src = r->prod, .dst = OPS_F32, .add = 1
     };
     right = (struct host_right){
         .k = tokens, .n = a->hidden, .ld = a->hidden, .from = r->prod, .to = r->prod
@@ -185,7 +228,7 @@ static void head_slice(struct host_job *j, struct head_run *r, const void *x, ui
         r->x_at = host_right_make(j, &right, x, r->x_right);
         r->x_made = right;
     }
-    host_left_transpose(j, g, r->prod, ld, tokens, rows, r->g_left, r->prod);
+    host_left_transpose(j, g, r->prod, rows, tokens, rows, r->g_left, r->prod);
     host_job_product(j, &dw, r->g_left, r->x_at, j->dry ? NULL : a->dw + v0 * a->hidden);
 }
 
@@ -212,11 +255,9 @@ void host_head(struct host_job *j, const struct ops_head *a, bool train)
             host_convert(j, x, a->at, a->hidden, r.x_buf, r.prod, a->hidden, tokens, a->hidden);
             x = r.x_buf;
         }
-        /* Asked-for logits go straight to their place; the training pass turns its own into the
-         * gradient. */
-        float *logits = !train && a->logits ? a->logits + t0 * a->vocab : r.logits;
-        head_logits(j, &r, x, logits, tokens);
-        head_rows(j, &r, logits, t0, tokens, &loss_sum);
+        head_logits(j, &r, x, r.logits, tokens);
+        if (!train && a->logits) head_logits_out(j, &r, t0, tokens);
+        head_rows(j, &r, r.logits, t0, tokens, &loss_sum);
         if (train) head_backward(j, &r, x, t0, tokens);
     }
     if (!j->dry && j->st == STK_OK) *a->loss_sum += loss_sum;

@@ -158,9 +158,8 @@ void host_right_plan(struct host_job *j, struct host_right *r, struct host_produ
 /* The operand: src itself, or made in buf. */
 const void *host_right_make(struct host_job *j, const struct host_right *r, const void *src,
                             void *buf);
-/* dst[col][row] = src[row][col], rows of dst host_left_ld elements apart: a left operand for a
- * product that sums over src's rows. */
-uint64_t host_left_ld(uint64_t rows, enum ops_dtype t);
+/* dst[col][row] = src[row][col], rows of dst close together: a left operand for a product that sums
+ * over src's rows. */
 void host_left_transpose(struct host_job *j, const void *src, enum ops_dtype from, uint64_t ld,
                          uint64_t rows, uint64_t cols, void *dst, enum ops_dtype to);
 

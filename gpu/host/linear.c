@@ -318,19 +318,19 @@ static void linear_dw(struct host_job *j, const struct ops_linear *a)
 {
     const enum ops_dtype prod = linear_product_type(j, a->pt), xt = ops_wide(a->at, a->x_wide),
                          yt = ops_wide(a->at, a->y_wide);
-    const uint64_t prod_bytes = ops_dtype_bytes(prod), lda = host_left_ld(a->rows, prod);
-    const uint64_t in_tile = host_tile(a->in, a->rows * prod_bytes, LINEAR_SLICE_BYTES);
-    const uint64_t out_tile = host_tile(a->out, lda * prod_bytes, LINEAR_DW_TILE_BYTES);
+    const uint64_t prod_bytes = ops_dtype_bytes(prod), row_bytes = a->rows * prod_bytes;
+    const uint64_t in_tile = host_tile(a->in, row_bytes, LINEAR_SLICE_BYTES);
+    const uint64_t out_tile = host_tile(a->out, row_bytes, LINEAR_DW_TILE_BYTES);
     struct host_right room = { .k = a->rows, .n = in_tile, .to = prod };
     void *x_buf = host_take(j, host_right_room(&room));
-    void *dy_buf = host_take(j, out_tile * lda * prod_bytes);
+    void *dy_buf = host_take(j, out_tile * row_bytes);
     for (uint64_t i0 = 0; i0 < a->in; i0 += in_tile) {
         struct host_right made = { 0 };
         const void *x = NULL;
         for (uint64_t o0 = 0; o0 < a->out; o0 += out_tile) {
             uint64_t out = min_u64(out_tile, a->out - o0);
             struct host_product p = {
-                .m = out, .lda = lda, .ldc = a->in, .src = prod, .dst = OPS_F32, .add = 1
+                .m = out, .lda = a->rows, .ldc = a->in, .src = prod, .dst = OPS_F32, .add = 1
             };
             struct host_right right = { .k = a->rows,
                                         .n = min_u64(in_tile, a->in - i0),

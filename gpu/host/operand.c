@@ -3,7 +3,8 @@
  *
  * Owns the choice, which follows from shapes, types and the library only. A packed operand costs one
  * pass over it, in which its type changes too; without it the library makes that pass itself in every
- * call, more slowly. Must not know what is multiplied. Runs on a stream's lane; OpenMP inside. */
+ * call, more slowly. Other operands must lie close together (no gaps between rows), or the library
+ * (2.6.3) takes a slower way. Must not know what is multiplied. Runs on a stream's lane; OpenMP inside. */
 #include "gpu/host/host_impl.h"
 
 /* No layout has larger blocks. */
@@ -61,14 +62,6 @@ const void *host_right_make(struct host_job *j, const struct host_right *r, cons
     return buf;
 }
 
-/* Rows of whole cache lines, an odd number of them: blocks of rows are written and read, and rows a
- * power of two apart would share few sets of the cache. */
-uint64_t host_left_ld(uint64_t rows, enum ops_dtype t)
-{
-    const uint64_t line = 64 / ops_dtype_bytes(t), lines = (rows + line - 1) / line;
-    return (lines | 1) * line;
-}
-
 void host_left_transpose(struct host_job *j, const void *src, enum ops_dtype from, uint64_t ld,
                          uint64_t rows, uint64_t cols, void *dst, enum ops_dtype to)
 {
@@ -76,7 +69,7 @@ void host_left_transpose(struct host_job *j, const void *src, enum ops_dtype fro
     const struct host_transpose a = { .rows = rows,
                                       .cols = cols,
                                       .ld = ld,
-                                      .dst_ld = host_left_ld(rows, to),
+                                      .dst_ld = rows,
                                       .from = from,
                                       .to = to,
                                       .src = src,
