@@ -14,6 +14,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 const char *cpu_isa_name(enum cpu_isa isa)
 {
@@ -69,6 +71,17 @@ bool cpu_has_bf16(void)
     return avx512_bf16 || amx_bf16;
 }
 
+enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 }; /* asm/prctl.h, Linux 5.16 */
+
+bool cpu_amx_enable(void)
+{
+    if (cpu_isa_best() != CPU_AVX512 || !has_bits(saved_state(), XCR0_AMX) ||
+        !has_bits(cpuid_leaf(7, 1).a, 1u << 5) || /* AVX512_BF16: its conversions */
+        !has_bits(cpuid_leaf(7, 0).d, (1u << 22) | (1u << 24)))
+        return false;
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+}
+
 void cpu_name(char *buf, size_t size_bytes)
 {
     char brand[49] = { 0 };
@@ -97,6 +110,7 @@ void cpu_ftz_leave(uint32_t saved) { _mm_setcsr(saved); }
 
 static enum cpu_isa isa_of_processor(void) { return CPU_SCALAR; }
 bool cpu_has_bf16(void) { return false; }
+bool cpu_amx_enable(void) { return false; }
 void cpu_name(char *buf, size_t size_bytes) { snprintf(buf, size_bytes, "unknown processor"); }
 uint32_t cpu_ftz_enter(void) { return 0; }
 void cpu_ftz_leave(uint32_t saved) { (void)saved; }
@@ -121,37 +135,78 @@ enum cpu_isa cpu_isa_best(void)
 
 /* --- cores ------------------------------------------------------------------------------------ */
 
-/* The mask grows until the kernel's fits: machines with more than 1024 processors refuse a
- * cpu_set_t. 0: unknown. */
-static uint32_t count_affinity(void)
+struct cpu_mask {
+    cpu_set_t *set;
+    int n; /* processors it has room for */
+};
+
+static bool mask_alloc(struct cpu_mask *m, int n)
 {
-    for (int n = 1024; n <= 1 << 20; n *= 2) {
-        size_t size = CPU_ALLOC_SIZE(n);
-        cpu_set_t *set = sys_calloc(1, size);
-        if (!set) return 0;
-        int rc = sched_getaffinity(0, size, set), why = errno;
-        uint32_t count = rc == 0 ? (uint32_t)CPU_COUNT_S(size, set) : 0;
-        sys_free(set);
-        if (rc == 0) return count;
-        if (why != EINVAL) return 0;
-    }
-    return 0;
+    m->n = n;
+    m->set = sys_calloc(1, CPU_ALLOC_SIZE(n));
+    return m->set != NULL;
 }
 
-/* In a captured tree the mask is that of its proc/self/status: "Cpus_allowed:   ff,ffffffff". 0:
- * unknown. */
-static uint32_t count_captured(const char *root)
+static bool mask_has(const struct cpu_mask *m, int cpu)
+{
+    return CPU_ISSET_S((size_t)cpu, CPU_ALLOC_SIZE(m->n), m->set);
+}
+
+/* The mask grows until the kernel's fits: machines with more than 1024 processors refuse a
+ * cpu_set_t. */
+static bool mask_affinity(struct cpu_mask *m)
+{
+    for (int n = 1024; n <= 1 << 20; n *= 2) {
+        if (!mask_alloc(m, n)) return false;
+        int rc = sched_getaffinity(0, CPU_ALLOC_SIZE(n), m->set), why = errno;
+        if (rc == 0) return true;
+        sys_free(m->set);
+        m->set = NULL;
+        if (why != EINVAL) return false;
+    }
+    return false;
+}
+
+/* In a captured tree the mask is that of its proc/self/status: "Cpus_allowed:   ff,ffffffff". */
+static bool mask_captured(const char *root, struct cpu_mask *m)
 {
     char text[CGROUP_FILE_MAX];
-    if (!cgroup_read_text(root, "/proc/self/status", text)) return 0;
+    if (!cgroup_read_text(root, "/proc/self/status", text)) return false;
     const char *at = strstr(text, "Cpus_allowed:");
-    if (!at) return 0;
-    uint32_t count = 0;
-    for (at += strlen("Cpus_allowed:"); *at && *at != '\n'; at++) {
-        char digit[2] = { *at, '\0' };
-        count += (uint32_t)__builtin_popcountl(strtoul(digit, NULL, 16));
+    if (!at) return false;
+    at += strlen("Cpus_allowed:");
+    const char *end = at + strcspn(at, "\n");
+    if (!mask_alloc(m, (int)(end - at) * 4)) return false;
+    int cpu = 0;
+    while (end-- > at) { /* the last digit holds processors 0 to 3 */
+        char digit[2] = { *end, '\0' };
+        if (!strchr("0123456789abcdefABCDEF", *end)) continue;
+        unsigned long bits = strtoul(digit, NULL, 16);
+        for (int b = 0; b < 4; b++, cpu++)
+            if (bits >> b & 1) CPU_SET_S((size_t)cpu, CPU_ALLOC_SIZE(m->n), m->set);
     }
-    return count;
+    return true;
+}
+
+static bool mask_read(const char *root, struct cpu_mask *m)
+{
+    m->set = NULL;
+    return (root && *root && mask_captured(root, m)) || mask_affinity(m);
+}
+
+/* Lowest processor on the same core: hardware threads share it. */
+static int core_of(const char *root, int cpu)
+{
+    static const char *const files[] = { "core_cpus_list", "thread_siblings_list" };
+    char path[128], text[CGROUP_FILE_MAX];
+    for (int i = 0; i < 2; i++) {
+        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/%s", cpu, files[i]);
+        if (!cgroup_read_text(root, path, text)) continue;
+        char *end;
+        unsigned long first = strtoul(text, &end, 10);
+        if (end != text && first <= (unsigned long)cpu) return (int)first;
+    }
+    return cpu;
 }
 
 /* Lowers *arg to the whole cores that this folder's quota allows. Rounded down: a thread more
@@ -177,11 +232,35 @@ static void visit_quota(const char *root, const char *dir, bool v2, void *arg)
     if (cores < *count) *count = (uint32_t)cores;
 }
 
-uint32_t cpu_count(const char *root)
+static uint32_t lower_by_quota(const char *root, uint32_t count)
 {
-    uint32_t count = root && *root ? count_captured(root) : count_affinity();
-    if (count == 0) count = root && *root ? count_affinity() : 1;
     if (count == 0) count = 1;
     cgroup_walk(root, "cpu", visit_quota, &count);
     return count;
+}
+
+uint32_t cpu_count(const char *root)
+{
+    struct cpu_mask m;
+    uint32_t count = 0;
+    if (mask_read(root, &m)) count = (uint32_t)CPU_COUNT_S(CPU_ALLOC_SIZE(m.n), m.set);
+    sys_free(m.set);
+    return lower_by_quota(root, count);
+}
+
+uint32_t cpu_cores(const char *root)
+{
+    struct cpu_mask m, seen = { 0 };
+    uint32_t count = 0;
+    if (mask_read(root, &m) && mask_alloc(&seen, m.n))
+        for (int cpu = 0; cpu < m.n; cpu++) {
+            if (!mask_has(&m, cpu)) continue;
+            int core = core_of(root ? root : "", cpu);
+            if (mask_has(&seen, core)) continue;
+            CPU_SET_S((size_t)core, CPU_ALLOC_SIZE(seen.n), seen.set);
+            count++;
+        }
+    sys_free(m.set);
+    sys_free(seen.set);
+    return lower_by_quota(root, count);
 }

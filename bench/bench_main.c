@@ -11,41 +11,52 @@
 #include <string.h>
 #include <time.h>
 
-static const struct bench {
-    const char *name;
-    int (*run)(int argc, char **argv);
-    const char *help;
-} benches[] = {
+static const struct bench_entry benches[] = {
     { "nvme", bench_nvme, "what drives can do for training: rates, latencies, limits" },
     { "adam", bench_adam, "the optimizer's step beside what memory allows" },
     { "copy", bench_copy, "copies, gradient casts and checksums beside what memory allows" },
 };
 enum { BENCH_N = sizeof benches / sizeof benches[0] };
 
-static void print_usage(FILE *to)
+enum { BENCH_MORE_MAX = 8 };
+
+/* Ours, then those of the room above. */
+static const struct bench_entry *entry_at(const struct bench_entry *more, uint32_t i)
 {
-    fputs("usage: stoker bench WHAT [options]; stoker bench WHAT --help lists them\n\n", to);
-    for (int i = 0; i < BENCH_N; i++) fprintf(to, "  %-8s  %s\n", benches[i].name, benches[i].help);
+    return i < BENCH_N ? &benches[i] : &more[i - BENCH_N];
 }
 
 static const _Atomic bool *stop_flag; /* as process-wide as the signals that set it */
 
 const _Atomic bool *bench_signals(void) { return stop_flag; }
 
-int bench_main(int argc, char **argv, const _Atomic bool *stop)
+static void print_usage(FILE *to, const struct bench_entry *more, uint32_t n)
+{
+    fputs("usage: stoker bench WHAT [options]; stoker bench WHAT --help lists them\n\n", to);
+    for (uint32_t i = 0; i < n; i++)
+        fprintf(to, "  %-8s  %s\n", entry_at(more, i)->name, entry_at(more, i)->help);
+}
+
+int bench_main(int argc, char **argv, const _Atomic bool *stop, const struct bench_entry *more,
+               uint32_t n_more)
 {
     stop_flag = stop;
+    STK_ASSERT(n_more <= BENCH_MORE_MAX);
+    const uint32_t n = BENCH_N + n_more;
     if (argc < 1) {
-        print_usage(stderr);
+        print_usage(stderr, more, n);
         return BENCH_USE;
     }
-    for (int i = 0; i < BENCH_N; i++)
-        if (strcmp(argv[0], benches[i].name) == 0) return benches[i].run(argc - 1, argv + 1);
+    for (uint32_t i = 0; i < n; i++)
+        if (strcmp(argv[0], entry_at(more, i)->name) == 0)
+            return entry_at(more, i)->run(argc - 1, argv + 1);
     if (strcmp(argv[0], "--help") == 0 || strcmp(argv[0], "-h") == 0) {
-        print_usage(stdout);
+        print_usage(stdout, more, n);
         return BENCH_DONE;
     }
-    const char *near = opts_nearest(argv[0], &benches[0].name, sizeof benches[0], BENCH_N);
+    const char *names[BENCH_N + BENCH_MORE_MAX];
+    for (uint32_t i = 0; i < n; i++) names[i] = entry_at(more, i)->name;
+    const char *near = opts_nearest(argv[0], names, sizeof names[0], n);
     fprintf(stderr, "stoker: bench %s: there is no such measurement; %s%s\n", argv[0],
             near ? "did you mean " : "see stoker bench --help", near ? near : "");
     return BENCH_USE;

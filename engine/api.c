@@ -247,6 +247,9 @@ static stk_status open_machine(stk_engine *e)
     e->adam = adam_pick(NULL);
     eng_note(e, "device: %s", e->caps.numerics);
     eng_note(e, "update: %s", e->adam->name);
+    eng_note(e, "cores: %u for compute, %u for the update, of %u (%u processors)",
+             e->caps.compute_threads, c->update_threads ? c->update_threads : cpu_cores(""),
+             cpu_cores(""), cpu_count(""));
     return mem_open(&e->mem, err);
 }
 

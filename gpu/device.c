@@ -95,6 +95,11 @@ void dev_stream_close(struct dev_stream *s)
 struct dev *dev_of(const struct dev_stream *s) { return s->dev; }
 uint64_t dev_stream_busy_ns(const struct dev_stream *s) { return s->dev->ops->stream_busy_ns(s); }
 
+uint32_t dev_work_read(const struct dev *d, struct dev_work out[DEV_WORK_MAX])
+{
+    return d->ops->work_read(d, out);
+}
+
 static stk_status dev_enqueue(struct dev_stream *s, const struct dev_cmd *cmd,
                               struct stk_error *err)
 {

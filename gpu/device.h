@@ -55,7 +55,7 @@ struct dev_cfg {
     enum dev_kind kind;
     struct exec *ex;            /* borrowed until dev_close */
     uint64_t memory_bytes;      /* cap of the device's own memory; 0 for DEV_HOST without a cap */
-    uint32_t compute_threads;   /* host kinds: OpenMP threads of operations; 0: cpu_count */
+    uint32_t compute_threads;   /* host kinds: OpenMP threads of operations; 0: cpu_cores */
     enum dev_matmul matmul;
     uint64_t seed;              /* discrete: poison pattern of fresh memory (NaNs) */
     bool poison;                /* fill the arena with NaN patterns at start (tests; on for discrete
@@ -130,6 +130,19 @@ stk_status dev_sync(struct dev_stream *s, struct stk_error *err);
 
 /* The figures that time is modelled by; all 0 for a device whose time is real. */
 void dev_model_read(const struct dev *d, struct dev_model *out);
+
+/* What was done since open, by kind of work; for measurements. Kinds that were never run are left
+ * out. `what` lives as long as the program. The first row is "product": calls of the matrix library;
+ * operations that contain products have the rest of their time under their own name. FLOPs are those
+ * of products and attention (0: bound by memory), bytes those of the operands, each once. Any
+ * thread; figures of work that is running now are not in it. */
+#define DEV_WORK_MAX 32
+struct dev_work {
+    const char *what;
+    uint64_t calls, ns;
+    double flops, bytes;
+};
+uint32_t dev_work_read(const struct dev *d, struct dev_work out[DEV_WORK_MAX]);
 
 void dev_prepare_begin(struct dev *d);
 /* Modelled time of everything that was asked for since begin, in nanoseconds: what it would take the

@@ -144,6 +144,7 @@ struct dev_ops {
      * option is off. */
     stk_status (*prepare)(struct dev *d, const struct dev_cmd *cmd, uint64_t *scratch_bytes,
                           struct stk_error *err);
+    uint32_t (*work_read)(const struct dev *d, struct dev_work out[DEV_WORK_MAX]);
     stk_status (*mark_init)(struct dev *d, struct dev_mark *m, struct stk_error *err);
     void (*mark_free)(struct dev_mark *m);
     /* Modelled time of a command and the figures behind it; NULL where time is real. */

@@ -213,6 +213,8 @@ stk_status ops_rope(struct dev_stream *s, const struct ops_rope *a, struct stk_e
              "q_stride must hold heads x head_dim elements");
     ops_need(&c, a->k_stride >= a->kv_heads * a->head_dim,
              "k_stride must hold kv_heads x head_dim elements");
+    ops_need(&c, !a->v == !a->v_in && (!a->v || (a->v_cols > 0 && a->v_stride >= a->v_cols)),
+             "v and v_in come together, and v_stride must hold v_cols elements");
     ops_need_extent(&c, "q_stride", a->q_stride);
     ops_need_extent(&c, "k_stride", a->k_stride);
     ops_need_buffer(&c, "q", a->q);

@@ -113,13 +113,17 @@ stk_status ops_rmsnorm_backward(struct dev_stream *s, const struct ops_rmsnorm *
  * (x[i], x[i + d/2]) ---------- On q [tokens, heads, head_dim] and k [tokens, kv_heads, head_dim]
  * (row strides given), in place or from q_in and k_in of the same strides. angle(t, i) = pos[t] *
  * inv_freq[i], cos and sin multiplied by `attention_factor`. `inverse`: the backward (angle
- * negated). */
+ * negated). v [tokens, v_cols] is only rounded, from v_in to v: of a joined product of q, k and v
+ * that is read here in f32. */
 struct ops_rope {
     uint64_t tokens, heads, kv_heads, head_dim, q_stride, k_stride;
     enum ops_dtype at;
     void *q, *k;
     const void *q_in, *k_in;   /* NULL: q, k */
-    bool in_wide;              /* of q_in and k_in, where they are given */
+    bool in_wide;              /* of q_in, k_in and v_in, where they are given */
+    void *v;                   /* NULL: none */
+    const void *v_in;
+    uint64_t v_cols, v_stride;
     const int32_t *pos;        /* device [tokens] */
     const float *inv_freq;     /* device [head_dim / 2] */
     float attention_factor;

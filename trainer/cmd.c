@@ -38,5 +38,9 @@ bool cmd_help(int argc, char **argv, const char *usage, const struct opt_row *ro
 
 int cmd_bench(int argc, char **argv)
 {
-    return bench_main(argc, argv, signals_install("stopping"));
+    static const struct bench_entry more[] = {
+        { "step", bench_step, "a training step by kind of work, beside this machine's rates" },
+    };
+    return bench_main(argc, argv, signals_install("stopping"), more,
+                      sizeof more / sizeof more[0]);
 }

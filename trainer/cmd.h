@@ -21,6 +21,8 @@ int cmd_inspect(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);
 int cmd_prepare(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
+/* bench_step.c: `stoker bench step`, argv without "step". */
+int bench_step(int argc, char **argv);
 
 /* Prints err's sentence; returns EXIT_OPERATING. */
 int cmd_fail(const struct stk_error *err);

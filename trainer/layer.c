@@ -38,6 +38,11 @@
  * there; one that kept runs only their operations again. The same operations on the same stored
  * values: the same bits.
  *
+ * JOINED. Where q, k and v (without q/k norms) lie one behind the other in the block's vector, they
+ * are one product of all their rows, and their outputs are columns of one buffer: the place of q, k,
+ * v in the full set then is tokens x (q | k | v) columns. Gate and up likewise. Larger products run
+ * nearer to the machine's rate, and dx of the three is one sum inside a product.
+ *
  * LIFETIMES in the workspace: q and k as the rotary embedding reads them, later in their place s,
  * then d(s), d(attn), and the gradients of q and k before their norms; n2 and n1 until the
  * gradients of the weights they feed; d(n2), then in its place d(n1); d(q), d(k), d(v). */
@@ -53,7 +58,8 @@ struct layer_bufs {
     /* remade set */
     void *n1, *n2, *s;
     void *q_rot, *k_rot; /* what attention reads: q and k themselves without q/k norms */
-    float *q_raw, *k_raw; /* what the rotary embedding reads; share the place of s */
+    float *q_raw, *k_raw, *v_raw; /* what the rotary embedding reads (v: joined only); share the
+                                   * place of s */
     /* gradients */
     void *d_attn, *d_q_raw, *d_k_raw; /* share the place of s */
     float *d_n;                       /* of n2, later of n1 */
@@ -87,12 +93,14 @@ static uint64_t take_full(const struct model *m, uintptr_t base, struct layer_bu
     return a.used_bytes;
 }
 
-/* Two pieces at `base`, one after the other; returns their size. */
-static uint64_t take_pair(void *base, uint64_t q_bytes, uint64_t k_bytes, void **q, void **k)
+/* Pieces at `base`, one after the other (third: may be NULL); returns their size. */
+static uint64_t take_pieces(void *base, uint64_t q_bytes, uint64_t k_bytes, uint64_t v_bytes,
+                            void **q, void **k, void **v)
 {
     struct model_arena a = { (uintptr_t)base, 0 };
     *q = model_take(&a, q_bytes);
     *k = model_take(&a, k_bytes);
+    if (v) *v = model_take(&a, v_bytes);
     return a.used_bytes;
 }
 
@@ -103,12 +111,14 @@ static struct model_arena take_temps(const struct model *m, uintptr_t base, stru
     const uint64_t q = model_work_bytes(m, q_cols), kv = model_work_bytes(m, kv_cols);
     b->n1 = model_take(&a, model_work_bytes(m, hidden));
     b->n2 = model_take(&a, model_work_bytes(m, hidden));
-    void *shared = (void *)(a.base + a.used_bytes), *q_raw, *k_raw;
-    uint64_t raw = take_pair(shared, model_f32_bytes(m, q_cols), model_f32_bytes(m, kv_cols),
-                             &q_raw, &k_raw);
+    void *shared = (void *)(a.base + a.used_bytes), *q_raw, *k_raw, *v_raw = NULL;
+    uint64_t raw =
+        take_pieces(shared, model_f32_bytes(m, q_cols), model_f32_bytes(m, kv_cols),
+                    model_f32_bytes(m, kv_cols), &q_raw, &k_raw, m->cfg.qk_norm ? NULL : &v_raw);
     b->q_raw = q_raw;
     b->k_raw = k_raw;
-    take_pair(shared, q, kv, &b->d_q_raw, &b->d_k_raw); /* at most as large as the f32 pair */
+    b->v_raw = v_raw;
+    take_pieces(shared, q, kv, 0, &b->d_q_raw, &b->d_k_raw, NULL); /* not larger than in f32 */
     b->s = b->d_attn = model_take(&a, max_u64(model_work_bytes(m, m->cfg.intermediate), raw));
     b->q_rot = m->cfg.qk_norm ? model_take(&a, model_act_bytes(m, q_cols)) : b->q;
     b->k_rot = m->cfg.qk_norm ? model_take(&a, model_act_bytes(m, kv_cols)) : b->k;
@@ -138,8 +148,53 @@ struct layer_run {
     const struct model *m;
     const stk_visit *v;
     struct layer_bufs b;
+    bool qkv, mlp;              /* joined */
+    uint64_t q_stride, k_stride; /* elements from token to token, of k for v too */
+    uint64_t mlp_stride;         /* of gate and up */
     struct stk_error *err;
 };
+
+static void *after(void *p, uint64_t n, uint64_t elem_bytes)
+{
+    return (void *)((uintptr_t)p + n * elem_bytes);
+}
+
+/* Joined buffers have the place of all their pieces, which lie one behind the other. */
+static void join(struct layer_run *r)
+{
+    const struct model *m = r->m;
+    struct layer_bufs *b = &r->b;
+    const uint64_t q = model_q_cols(m), kv = model_kv_cols(m), inter = m->cfg.intermediate;
+    const uint64_t act = ops_dtype_bytes(m->opts.act),
+                   work = ops_dtype_bytes(ops_wide(m->opts.act, m->wide));
+    const uint32_t place = r->v->place;
+    const bool biased = m->tensor[place][ROLE_Q_BIAS] != MODEL_NO;
+    const bool mlp_biased = m->tensor[place][ROLE_GATE_BIAS] != MODEL_NO;
+    r->qkv = !m->cfg.qk_norm && model_joined(m, place, ROLE_Q, ROLE_V) &&
+             (!biased || model_joined(m, place, ROLE_Q_BIAS, ROLE_V_BIAS));
+    r->mlp = model_joined(m, place, ROLE_GATE, ROLE_UP) &&
+             (!mlp_biased || model_joined(m, place, ROLE_GATE_BIAS, ROLE_UP_BIAS));
+    r->q_stride = r->qkv ? q + 2 * kv : q;
+    r->k_stride = r->qkv ? q + 2 * kv : kv;
+    r->mlp_stride = r->mlp ? 2 * inter : inter;
+    if (r->mlp) b->up = after(b->gate, inter, act);
+    if (!r->qkv) return;
+    b->k_rot = b->k = after(b->q, q, act);
+    b->v = after(b->k, kv, act);
+    b->k_raw = after(b->q_raw, q, sizeof(float));
+    b->v_raw = after(b->k_raw, kv, sizeof(float));
+    b->d_k = after(b->d_q, q, work);
+    b->d_v = after(b->d_k, kv, work);
+}
+
+/* Rows of a weight, with those joined to it. */
+static uint64_t rows_of(const struct layer_run *r, enum model_role weight)
+{
+    const struct model *m = r->m;
+    if (weight == ROLE_Q && r->qkv) return model_q_cols(m) + 2 * model_kv_cols(m);
+    if (weight == ROLE_GATE && r->mlp) return 2ull * m->cfg.intermediate;
+    return m->info[m->tensor[r->v->place][weight]].shape[0];
+}
 
 static struct ops_linear linear_of(const struct layer_run *r, enum model_role weight,
                                    enum model_role bias)
@@ -148,7 +203,7 @@ static struct ops_linear linear_of(const struct layer_run *r, enum model_role we
     return (struct ops_linear){
         .rows = r->m->tokens,
         .in = t->shape[1],
-        .out = t->shape[0],
+        .out = rows_of(r, weight),
         .at = r->m->opts.act,
         .pt = r->m->opts.param,
         .w = model_param(r->m, r->v, weight),
@@ -271,8 +326,8 @@ static struct ops_rope rope_of(const struct layer_run *r, void *q, void *k)
         .heads = m->cfg.heads,
         .kv_heads = m->cfg.kv_heads,
         .head_dim = m->cfg.head_dim,
-        .q_stride = model_q_cols(m),
-        .k_stride = model_kv_cols(m),
+        .q_stride = r->q_stride,
+        .k_stride = r->k_stride,
         .at = m->opts.act,
         .q = q,
         .k = k,
@@ -289,6 +344,12 @@ static stk_status rotate(const struct layer_run *r)
     a.q_in = r->b.q_raw;
     a.k_in = r->b.k_raw;
     a.in_wide = true;
+    if (r->qkv) {
+        a.v = r->b.v;
+        a.v_in = r->b.v_raw;
+        a.v_stride = r->k_stride;
+        a.v_cols = model_kv_cols(r->m);
+    }
     return ops_rope(r->v->stream, &a, r->err);
 }
 
@@ -311,9 +372,9 @@ static struct ops_attention attention_of(const struct layer_run *r)
         .heads = m->cfg.heads,
         .kv_heads = m->cfg.kv_heads,
         .head_dim = m->cfg.head_dim,
-        .q_stride = model_q_cols(m),
-        .k_stride = model_kv_cols(m),
-        .v_stride = model_kv_cols(m),
+        .q_stride = r->q_stride,
+        .k_stride = r->k_stride,
+        .v_stride = r->k_stride,
         .o_stride = model_q_cols(m),
         .at = m->opts.act,
         .grad_wide = m->wide,
@@ -334,8 +395,8 @@ static struct ops_swiglu swiglu_of(const struct layer_run *r)
     return (struct ops_swiglu){
         .rows = r->m->tokens,
         .cols = cols,
-        .g_stride = cols,
-        .u_stride = cols,
+        .g_stride = r->mlp_stride,
+        .u_stride = r->mlp_stride,
         .y_stride = cols,
         .at = r->m->opts.act,
         .y_wide = r->m->wide,
@@ -367,8 +428,10 @@ static stk_status attention_forward(const struct layer_run *r)
     const struct wide_buf n1 = work(r, b->n1);
     STK_TRY(norm(r, ROLE_IN_NORM, 1, act(r->v->in), b->rstd1, n1));
     STK_TRY(linear(r, ROLE_Q, ROLE_Q_BIAS, n1, norms ? act(b->q) : f32(b->q_raw)));
-    STK_TRY(linear(r, ROLE_K, ROLE_K_BIAS, n1, norms ? act(b->k) : f32(b->k_raw)));
-    STK_TRY(linear(r, ROLE_V, ROLE_V_BIAS, n1, act(b->v)));
+    if (!r->qkv) {
+        STK_TRY(linear(r, ROLE_K, ROLE_K_BIAS, n1, norms ? act(b->k) : f32(b->k_raw)));
+        STK_TRY(linear(r, ROLE_V, ROLE_V_BIAS, n1, act(b->v)));
+    }
     if (norms) STK_TRY(norm_q_and_k(r));
     STK_TRY(rotate(r));
     struct ops_attention a = attention_of(r);
@@ -384,7 +447,7 @@ static stk_status fill_sets(const struct layer_run *r)
     STK_TRY(attention_forward(r));
     STK_TRY(norm(r, ROLE_POST_NORM, 1, f32(b->h), b->rstd2, n2));
     STK_TRY(linear(r, ROLE_GATE, ROLE_GATE_BIAS, n2, act(b->gate)));
-    STK_TRY(linear(r, ROLE_UP, ROLE_UP_BIAS, n2, act(b->up)));
+    if (!r->mlp) STK_TRY(linear(r, ROLE_UP, ROLE_UP_BIAS, n2, act(b->up)));
     return swiglu(r);
 }
 
@@ -422,7 +485,7 @@ static stk_status mlp_backward(const struct layer_run *r)
     a.dup = b->up;
     STK_TRY(ops_swiglu_backward(r->v->stream, &a, r->err));
     STK_TRY(linear_backward(r, ROLE_GATE, ROLE_GATE_BIAS, n2, act(b->gate), d_n, false));
-    STK_TRY(linear_backward(r, ROLE_UP, ROLE_UP_BIAS, n2, act(b->up), d_n, true));
+    if (!r->mlp) STK_TRY(linear_backward(r, ROLE_UP, ROLE_UP_BIAS, n2, act(b->up), d_n, true));
     return norm_backward(r, ROLE_POST_NORM, 1, f32(b->h), b->rstd2, d_n, flow, true);
 }
 
@@ -450,8 +513,10 @@ static stk_status attention_backward(const struct layer_run *r)
         d_k = k;
     }
     STK_TRY(linear_backward(r, ROLE_Q, ROLE_Q_BIAS, n1, d_q, d_n, false));
-    STK_TRY(linear_backward(r, ROLE_K, ROLE_K_BIAS, n1, d_k, d_n, true));
-    STK_TRY(linear_backward(r, ROLE_V, ROLE_V_BIAS, n1, work(r, b->d_v), d_n, true));
+    if (!r->qkv) {
+        STK_TRY(linear_backward(r, ROLE_K, ROLE_K_BIAS, n1, d_k, d_n, true));
+        STK_TRY(linear_backward(r, ROLE_V, ROLE_V_BIAS, n1, work(r, b->d_v), d_n, true));
+    }
     return norm_backward(r, ROLE_IN_NORM, 1, act(r->v->in), b->rstd1, d_n, flow, true);
 }
 
@@ -469,5 +534,6 @@ stk_status layer_visit(const struct model *m, const stk_visit *v, struct stk_err
     take_full(m, (uintptr_t)v->full, &r.b);
     struct model_arena ws = take_temps(m, (uintptr_t)v->workspace, &r.b);
     r.b.scratch = model_scratch(&ws, v);
+    join(&r);
     return v->dir == STK_FORWARD ? layer_forward(&r) : layer_backward(&r);
 }

@@ -23,7 +23,7 @@ static const struct verb {
     { "eval", cmd_eval, "mean loss and perplexity of a model over a token file" },
     { "export", cmd_export, "a Hugging Face folder from a checkpoint" },
     { "inspect", cmd_inspect, "what a model, checkpoint, token file or store holds" },
-    { "bench", cmd_bench, "measure this machine: nvme, adam, copy" },
+    { "bench", cmd_bench, "measure this machine: nvme, adam, copy, step" },
     { "doctor", cmd_doctor, "what this machine allows, and what to change" },
 };
 enum { VERB_N = sizeof verbs / sizeof verbs[0] };

@@ -244,6 +244,29 @@ const struct model_tensor_info *model_tensor(const struct model *m, uint32_t eng
     return &m->info[engine_tensor];
 }
 
+/* Offsets are known after seal only; that they follow from order and sizes is checked then. */
+bool model_joined(const struct model *m, uint32_t place, enum model_role first,
+                  enum model_role last)
+{
+    for (uint32_t r = first; r <= last; r++) {
+        uint32_t t = m->tensor[place][r], was = r > first ? m->tensor[place][r - 1] : t;
+        if (t == MODEL_NO) return false;
+        if (r == (uint32_t)first) continue;
+        if (t != was + 1 || m->info[t].frozen != m->info[was].frozen ||
+            m->info[was].n_elems % MODEL_TENSOR_ALIGN != 0)
+            return false;
+    }
+    return true;
+}
+
+static void check_joined(const struct model *m, uint32_t place, enum model_role first,
+                         enum model_role last)
+{
+    if (!model_joined(m, place, first, last)) return;
+    for (uint32_t t = m->tensor[place][first]; t < m->tensor[place][last]; t++)
+        STK_ASSERT(m->offset[t + 1] == m->offset[t] + m->info[t].n_elems);
+}
+
 /* --- FLOPs ----------------------------------------------------------------------------------- */
 
 /* Multiplications and additions of a place's matrix products over the micro-batch; trainable: of
@@ -350,5 +373,11 @@ stk_status model_describe(struct model *m, stk_engine *e, struct stk_error *err)
 stk_status model_bind(struct model *m, stk_engine *e, struct stk_error *err)
 {
     for (uint32_t t = 0; t < m->n_tensors; t++) m->offset[t] = stk_tensor_offset(e, t);
+    for (uint32_t p = 1; p + 1 < m->n_places; p++) {
+        check_joined(m, p, ROLE_Q, ROLE_V);
+        check_joined(m, p, ROLE_Q_BIAS, ROLE_V_BIAS);
+        check_joined(m, p, ROLE_GATE, ROLE_UP);
+        check_joined(m, p, ROLE_GATE_BIAS, ROLE_UP_BIAS);
+    }
     return model_inputs_bind(m, e, err);
 }

@@ -14,6 +14,7 @@
 
 #define MODEL_NO UINT32_MAX
 #define MODEL_ALIGN_BYTES 256u
+#define MODEL_TENSOR_ALIGN 64u /* elements: a tensor of such a multiple ends where the next begins */
 /* Not NULL, because a NULL optional buffer means "not wanted" also in prepare mode. Never followed.
  */
 #define MODEL_PREPARE_BASE ((uintptr_t)4096)
@@ -72,6 +73,11 @@ void *model_take(struct model_arena *a, uint64_t size_bytes);
 /* What is left of the visit's workspace, for the operations. */
 struct ops_scratch model_scratch(const struct model_arena *a, const stk_visit *v);
 
+/* The tensors of these roles lie one behind the other in the block's vector, all trained or all
+ * frozen: matrices of equal width are then one matrix of all their rows, for parameters and
+ * gradients. The same for every placement. */
+bool model_joined(const struct model *m, uint32_t place, enum model_role first,
+                  enum model_role last);
 const void *model_param(const struct model *m, const stk_visit *v,
                         enum model_role role); /* NULL: no such tensor */
 float *model_grad(const struct model *m, const stk_visit *v,

@@ -138,9 +138,10 @@ static void host_fill_numerics(struct host_dev *h)
 {
     const dnnl_version_t *v = dnnl_version();
     snprintf(h->base.caps.numerics, sizeof h->base.caps.numerics,
-             "host;isa=%s;matmul=%s;threads=%u;onednn=%d.%d.%d/%s;tiles=%d",
+             "host;isa=%s;matmul=%s;threads=%u;onednn=%d.%d.%d/%s;tiles=%d%s",
              cpu_isa_name(h->ctx.isa), h->ctx.bf16_products ? "bf16" : "f32", h->ctx.threads,
-             v->major, v->minor, v->patch, host_matmul_isa(), HOST_TILES_VERSION);
+             v->major, v->minor, v->patch, host_matmul_isa(), HOST_TILES_VERSION,
+             h->ctx.amx ? ";attention=amx" : "");
 }
 
 static void host_close(struct dev *d)
@@ -166,7 +167,7 @@ static stk_status host_open(const struct dev_cfg *cfg, struct dev **out, struct 
     if (!h) return stk_error_set(err, STK_ERR_NOMEM, 0, "host device: no memory for its record");
     pthread_mutex_init(&h->lock, NULL);
     h->base.ex = cfg->ex;
-    h->ctx.threads = cfg->compute_threads ? cfg->compute_threads : cpu_count("");
+    h->ctx.threads = cfg->compute_threads ? cfg->compute_threads : cpu_cores("");
     h->ctx.isa = cpu_isa_best();
     h->discrete = cfg->kind != DEV_HOST;
     h->memory_bytes = cfg->memory_bytes ? cfg->memory_bytes : UINT64_MAX;
@@ -177,6 +178,7 @@ static stk_status host_open(const struct dev_cfg *cfg, struct dev **out, struct 
     host_fill_caps(h, cfg);
     stk_status st = host_matmul_open(h->ctx.threads, &h->matmul, err);
     if (st == STK_OK) st = host_choose_matmul(h, cfg->matmul, err);
+    h->ctx.amx = h->ctx.bf16_products && host_attention_amx_possible();
     if (st != STK_OK) {
         host_close(&h->base);
         return st;
@@ -286,6 +288,7 @@ const struct dev_ops host_dev_ops = {
     .stream_busy_ns = host_stream_busy_ns,
     .enqueue = host_stream_enqueue,
     .prepare = host_prepare,
+    .work_read = host_work_read,
     .mark_init = host_mark_init,
     .mark_free = host_mark_free,
     .model_ns = host_model_time,

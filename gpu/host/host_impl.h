@@ -14,9 +14,15 @@
 
 #define HOST_ALIGN_BYTES 64
 #define HOST_TILES_VERSION \
-    1 /* of the tile rules in linear.c and head.c: part of the numerics key */
+    2 /* of the tile rules in linear.c and head.c: part of the numerics key */
 
 struct host_matmul;
+
+/* Sums of one kind of work; products have a row of their own after the commands. */
+struct host_work {
+    _Atomic uint64_t calls, ns, flops, bytes;
+};
+enum { HOST_WORK_PRODUCT = DEV_CMD_N, HOST_WORK_N };
 
 struct host_dev {
     struct dev base;
@@ -30,6 +36,7 @@ struct host_dev {
     bool plan_only; /* products are asked about, and never run */
     uint64_t seed;
     struct host_matmul *matmul;
+    struct host_work work[HOST_WORK_N];
     uint32_t streams_open;
     /* Protects the sticky error, all marks of this device and who is parked on them. Held for a few
      * instructions only. */
@@ -54,8 +61,10 @@ stk_status host_mark_init(struct dev *d, struct dev_mark *m, struct stk_error *e
 void host_mark_free(struct dev_mark *m);
 
 /* --- commands (host_run.c, host_spans.c) ------------------------------------------------------ */
-/* Runs a copy, a zero or an operation now, on the calling lane. */
+/* Runs a copy, a zero or an operation now, on the calling lane, and counts it. */
 stk_status host_run(struct host_dev *h, const struct dev_cmd *cmd, struct stk_error *err);
+void host_count(struct host_dev *h, uint32_t row, uint64_t ns, double flops, double bytes);
+uint32_t host_work_read(const struct dev *d, struct dev_work out[DEV_WORK_MAX]);
 stk_status host_prepare(struct dev *d, const struct dev_cmd *cmd, uint64_t *scratch_bytes,
                         struct stk_error *err);
 
@@ -73,6 +82,9 @@ uint32_t host_spans(const struct dev_cmd *cmd, struct host_span *out);
  * STK_ERR_DEVICE names op and operand. */
 stk_status host_check_spans(const struct host_dev *h, const struct dev_cmd *cmd,
                             struct stk_error *err);
+/* FLOPs of a command (0: bound by memory) and bytes of its operands on the device, each once. */
+double host_cmd_flops(const struct dev_cmd *cmd);
+double host_cmd_bytes(const struct dev_cmd *cmd);
 /* DEV_SIM: modelled nanoseconds of a command. */
 uint64_t host_model_ns(const struct host_dev *h, const struct dev_cmd *cmd);
 
@@ -83,12 +95,18 @@ struct host_product {
     uint64_t m, n, k, lda, ldb, ldc;
     uint32_t ta, tb;   /* 0 or 1 */
     uint32_t src, dst; /* enum ops_dtype: F32 or BF16; dst BF16 only with src BF16 */
+    uint32_t packed;   /* 0 or 1: b is in the layout that host_matmul_layout says; ldb and tb are 0 */
+    uint32_t add;      /* 0 or 1: c = c + A B (dst F32 only) */
 };
 stk_status host_matmul_open(uint32_t threads, struct host_matmul **out, struct stk_error *err);
 void host_matmul_close(struct host_matmul *mm);
 /* Makes the primitive of this shape if there is none; *pad_bytes: scratch a run of it needs. */
 stk_status host_matmul_prepare(struct host_matmul *mm, const struct host_product *p,
                                uint64_t *pad_bytes, struct stk_error *err);
+/* The layout of b with which the library multiplies this shape (packed, so ldb and tb are 0) fastest;
+ * k_block 0: none that we can make, give b as it lies. */
+stk_status host_matmul_layout(struct host_matmul *mm, const struct host_product *p,
+                              struct host_layout *out, struct stk_error *err);
 /* Runs it; a shape that was not prepared is made now and counted as late. */
 stk_status host_matmul_run(struct host_matmul *mm, const struct host_product *p, const void *a,
                            const void *b, void *c, void *pad, uint64_t pad_size_bytes,
@@ -105,6 +123,7 @@ struct host_job {
     struct ops_scratch scratch;
     uint64_t used_bytes; /* taken so far */
     uint64_t pad_bytes;  /* dry: most that a product wants besides */
+    uint64_t product_ns; /* spent in products, which are counted apart */
     stk_status st;       /* first error; later steps do nothing */
     struct stk_error *err;
     const char *op;
@@ -121,6 +140,28 @@ void host_convert(struct host_job *j, const void *src, enum ops_dtype from, uint
 /* acc[r, c] += t[r, c] in f32. */
 void host_accumulate(struct host_job *j, float *acc, uint64_t acc_ld, const float *t, uint64_t t_ld,
                      uint64_t rows, uint64_t cols);
+
+/* --- operands of products (operand.c) --------------------------------------------------------- */
+/* The right operand B[k][n] of type `to`, from rows of k, or (transposed) rows of n, of type `from`. */
+struct host_right {
+    uint64_t k, n, ld;
+    enum ops_dtype from, to;
+    bool transposed;
+    /* decided by host_right_plan */
+    struct host_layout layout; /* k_block 0: not packed */
+    bool in_place;
+};
+/* Bytes of a buffer that holds it whatever is decided. */
+uint64_t host_right_room(const struct host_right *r);
+/* Decides, and completes the product: n, k, packed, ldb, tb (m, lda, ldc, src, dst, add are given). */
+void host_right_plan(struct host_job *j, struct host_right *r, struct host_product *p);
+/* The operand: src itself, or made in buf. */
+const void *host_right_make(struct host_job *j, const struct host_right *r, const void *src,
+                            void *buf);
+/* dst[col][row] = src[row][col], rows of dst close together: a left operand for a product that sums
+ * over src's rows. */
+void host_left_transpose(struct host_job *j, const void *src, enum ops_dtype from, uint64_t ld,
+                         uint64_t rows, uint64_t cols, void *dst, enum ops_dtype to);
 
 /* How many of `total` rows of `row_bytes` fit `limit_bytes` (at least 64), evened out over the
  * tiles and a multiple of 64, at most `total`. */

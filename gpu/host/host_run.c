@@ -110,20 +110,66 @@ static stk_status run_kernel(const struct host_ctx *c, const struct dev_cmd *cmd
     return STK_OK;
 }
 
+static stk_status run_cmd(struct host_job *j, const struct dev_cmd *cmd)
+{
+    if (has_products(cmd->kind)) return run_products(j, cmd);
+    uint64_t need = kernel_scratch(j->h, cmd);
+    if (need > j->scratch.size_bytes || (need && !j->scratch.base))
+        return stk_error_set(
+            j->err, STK_ERR_DEVICE, 0,
+            "%s: needs %llu bytes of scratch, has %llu; declare what prepare mode reports", j->op,
+            (unsigned long long)need,
+            (unsigned long long)(j->scratch.base ? j->scratch.size_bytes : 0));
+    return run_kernel(&j->h->ctx, cmd);
+}
+
+/* --- counting --------------------------------------------------------------------------------- */
+
+void host_count(struct host_dev *h, uint32_t row, uint64_t ns, double flops, double bytes)
+{
+    struct host_work *w = &h->work[row];
+    atomic_fetch_add_explicit(&w->calls, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&w->ns, ns, memory_order_relaxed);
+    atomic_fetch_add_explicit(&w->flops, (uint64_t)flops, memory_order_relaxed);
+    atomic_fetch_add_explicit(&w->bytes, (uint64_t)bytes, memory_order_relaxed);
+}
+
+static bool work_row(const struct host_work *w, const char *what, struct dev_work *out)
+{
+    uint64_t calls = atomic_load_explicit(&w->calls, memory_order_relaxed);
+    *out = (struct dev_work){
+        .what = what,
+        .calls = calls,
+        .ns = atomic_load_explicit(&w->ns, memory_order_relaxed),
+        .flops = (double)atomic_load_explicit(&w->flops, memory_order_relaxed),
+        .bytes = (double)atomic_load_explicit(&w->bytes, memory_order_relaxed),
+    };
+    return calls > 0;
+}
+
+uint32_t host_work_read(const struct dev *d, struct dev_work out[DEV_WORK_MAX])
+{
+    const struct host_dev *h = (const struct host_dev *)d;
+    uint32_t n = 0;
+    _Static_assert(HOST_WORK_N <= DEV_WORK_MAX, "every kind has a row");
+    n += work_row(&h->work[HOST_WORK_PRODUCT], "product", &out[n]);
+    for (uint32_t k = 0; k < DEV_CMD_N; k++)
+        n += work_row(&h->work[k], dev_cmd_name((enum dev_cmd_kind)k), &out[n]);
+    return n;
+}
+
 stk_status host_run(struct host_dev *h, const struct dev_cmd *cmd, struct stk_error *err)
 {
     struct host_job j = {
         .h = h, .scratch = cmd_scratch(cmd), .err = err, .op = dev_cmd_name(cmd->kind)
     };
-    if (has_products(cmd->kind)) return run_products(&j, cmd);
-    uint64_t need = kernel_scratch(h, cmd);
-    if (need > j.scratch.size_bytes || (need && !j.scratch.base))
-        return stk_error_set(
-            err, STK_ERR_DEVICE, 0,
-            "%s: needs %llu bytes of scratch, has %llu; declare what prepare mode reports", j.op,
-            (unsigned long long)need,
-            (unsigned long long)(j.scratch.base ? j.scratch.size_bytes : 0));
-    return run_kernel(&h->ctx, cmd);
+    uint64_t start_ns = exec_now_ns(h->base.ex);
+    stk_status st = run_cmd(&j, cmd);
+    uint64_t ns = exec_now_ns(h->base.ex) - start_ns - j.product_ns;
+    /* The FLOPs of products are in their own row. */
+    host_count(h, cmd->kind, ns, has_products(cmd->kind) ? 0 : host_cmd_flops(cmd),
+               host_cmd_bytes(cmd));
+    return st;
 }
 
 stk_status host_prepare(struct dev *d, const struct dev_cmd *cmd, uint64_t *scratch_bytes,

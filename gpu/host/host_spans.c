@@ -103,6 +103,10 @@ static void spans_rope(struct span_list *l, const struct ops_rope *a)
     span_dev(l, "k", a->k, strided(a->tokens, a->k_stride, a->kv_heads * a->head_dim, a->at));
     span_dev(l, "q_in", a->q_in, strided(a->tokens, a->q_stride, a->heads * a->head_dim, in));
     span_dev(l, "k_in", a->k_in, strided(a->tokens, a->k_stride, a->kv_heads * a->head_dim, in));
+    if (a->v) {
+        span_dev(l, "v", a->v, strided(a->tokens, a->v_stride, a->v_cols, a->at));
+        span_dev(l, "v_in", a->v_in, strided(a->tokens, a->v_stride, a->v_cols, in));
+    }
     span_dev(l, "pos", a->pos, a->tokens * 4);
     span_dev(l, "inv_freq", a->inv_freq, a->head_dim / 2 * 4);
 }
@@ -256,7 +260,7 @@ static double flops_attention(const struct ops_attention *a)
            (double)a->head_dim / 2;
 }
 
-static double cmd_flops(const struct dev_cmd *cmd)
+double host_cmd_flops(const struct dev_cmd *cmd)
 {
     const struct ops_linear *l = &cmd->u.linear;
     const struct ops_head *h = &cmd->u.head;
@@ -274,6 +278,19 @@ static double cmd_flops(const struct dev_cmd *cmd)
     }
 }
 
+double host_cmd_bytes(const struct dev_cmd *cmd)
+{
+    if (cmd->kind == DEV_CMD_EMBED_FORWARD || cmd->kind == DEV_CMD_EMBED_BACKWARD)
+        return 8.0 * (double)cmd->u.embed.tokens *
+               (double)cmd->u.embed.hidden; /* touches few rows of its table */
+    struct host_span spans[HOST_SPANS_MAX];
+    uint32_t n = host_spans(cmd, spans);
+    double bytes = 0;
+    for (uint32_t i = 0; i < n; i++)
+        if (spans[i].side == HOST_SIDE_DEVICE) bytes += (double)spans[i].size_bytes;
+    return bytes;
+}
+
 uint64_t host_model_ns(const struct host_dev *h, const struct dev_cmd *cmd)
 {
     const struct dev_model *m = &h->model;
@@ -282,14 +299,7 @@ uint64_t host_model_ns(const struct host_dev *h, const struct dev_cmd *cmd)
             cmd->u.copy.dir == DEV_TO_DEVICE ? m->copy_in_bytes_per_s : m->copy_out_bytes_per_s;
         return m->launch_ns + (uint64_t)((double)cmd->u.copy.size_bytes / rate * 1e9);
     }
-    struct host_span spans[HOST_SPANS_MAX];
-    uint32_t n = host_spans(cmd, spans);
-    double bytes = 0;
-    bool lookup = cmd->kind == DEV_CMD_EMBED_FORWARD ||
-                  cmd->kind == DEV_CMD_EMBED_BACKWARD; /* touches few rows of its table */
-    for (uint32_t i = 0; i < n; i++)
-        if (spans[i].side == HOST_SIDE_DEVICE && !lookup) bytes += (double)spans[i].size_bytes;
-    if (lookup) bytes = 8.0 * (double)cmd->u.embed.tokens * (double)cmd->u.embed.hidden;
-    double compute_s = cmd_flops(cmd) / m->flops_per_s, memory_s = bytes / m->memory_bytes_per_s;
+    double bytes = host_cmd_bytes(cmd);
+    double compute_s = host_cmd_flops(cmd) / m->flops_per_s, memory_s = bytes / m->memory_bytes_per_s;
     return m->launch_ns + (uint64_t)((compute_s > memory_s ? compute_s : memory_s) * 1e9);
 }

@@ -14,7 +14,38 @@ struct host_ctx {
     uint32_t threads;
     enum cpu_isa isa;
     bool bf16_products; /* DEV_MATMUL_BF16 */
+    bool amx;           /* attention in bf16 on AMX tiles where it fits: part of the numerics key */
 };
+
+/* How the library wants the right operand of a product: blocks of k_block rows and n_block columns
+ * (kernels/pack_isa.c). k_block 0: as it lies. */
+struct host_layout {
+    uint32_t k_block, n_block;
+};
+static inline uint64_t host_layout_elems(struct host_layout l, uint64_t k, uint64_t n)
+{
+    return (k + l.k_block - 1) / l.k_block * l.k_block *
+           ((n + l.n_block - 1) / l.n_block * l.n_block);
+}
+/* dst = B[k][n] in the layout, of type `to` (f32 or bf16), from src: rows of k, or (transposed) rows
+ * of n; ld elements apart. */
+struct host_pack {
+    uint64_t k, n, ld;
+    enum ops_dtype from, to;
+    bool transposed;
+    struct host_layout layout;
+    const void *src;
+    void *dst;
+};
+void host_pack(const struct host_ctx *c, const struct host_pack *a);
+/* dst[col][row] = src[row][col], changed to type `to` (f32 or bf16). */
+struct host_transpose {
+    uint64_t rows, cols, ld, dst_ld;
+    enum ops_dtype from, to;
+    const void *src;
+    void *dst;
+};
+void host_transpose(const struct host_ctx *c, const struct host_transpose *a);
 
 void host_embed_forward(const struct host_ctx *c, const struct ops_embed *a);
 void host_embed_backward(const struct host_ctx *c, const struct ops_embed *a);
@@ -24,6 +55,8 @@ void host_rmsnorm_backward(const struct host_ctx *c, const struct ops_rmsnorm *a
 void host_rope(const struct host_ctx *c, const struct ops_rope *a);
 uint64_t host_attention_scratch(const struct host_ctx *c, const struct ops_attention *a,
                                 bool backward);
+/* This build and this process can (asks the system for the tile state; any thread, once). */
+bool host_attention_amx_possible(void);
 void host_attention_forward(const struct host_ctx *c, const struct ops_attention *a);
 void host_attention_backward(const struct host_ctx *c, const struct ops_attention *a);
 void host_swiglu_forward(const struct host_ctx *c, const struct ops_swiglu *a);

@@ -5,16 +5,16 @@
  * pieces of an operation that head.c shares: scratch, conversion, accumulation. Must not know
  * streams. Runs on a stream's lane; OpenMP inside.
  *
- * A 16-bit operand of an f32 product, or an f32 operand of a bf16 product, is copied slice by slice
- * to scratch; weights are sliced along the output so that every product sums its whole inner
- * dimension. */
+ * Right operands (weights; x for the gradient of weights) are packed slice by slice in scratch
+ * (operand.c), left ones whose type differs from the product's converted; weights are sliced along
+ * the output so that every product sums its whole inner dimension. */
 #include "gpu/host/host_impl.h"
 
 #include "base/numeric.h"
 #include <string.h>
 
 #define LINEAR_SLICE_BYTES ((uint64_t)32 << 20)
-#define LINEAR_DW_TILE_BYTES ((uint64_t)4 << 20) /* read back at once: cache-sized */
+#define LINEAR_DW_TILE_BYTES ((uint64_t)8 << 20) /* of the transposed gradient */
 #define CONVERT_PIECE 4096                       /* elements a thread converts at a time */
 #define STORE_PIECE 1024                         /* elements on a thread's stack */
 #define TILE_QUANTUM 64
@@ -64,7 +64,13 @@ void host_job_product(struct host_job *j, const struct host_product *p, const vo
     uint64_t left = j->scratch.base && j->scratch.size_bytes > j->used_bytes
                         ? j->scratch.size_bytes - j->used_bytes
                         : 0;
+    uint64_t start_ns = exec_now_ns(j->h->base.ex);
     j->st = host_matmul_run(j->h->matmul, p, a, b, c, pad, left, j->err);
+    uint64_t ns = exec_now_ns(j->h->base.ex) - start_ns;
+    j->product_ns += ns;
+    host_count(j->h, HOST_WORK_PRODUCT, ns, 2.0 * (double)p->m * (double)p->n * (double)p->k,
+               (double)((p->m + p->n) * p->k * ops_dtype_bytes(p->src) +
+                        p->m * p->n * ops_dtype_bytes(p->dst)));
 }
 
 static void convert_piece(const void *src, enum ops_dtype from, void *dst, enum ops_dtype to,
@@ -122,11 +128,12 @@ struct linear_run {
     enum ops_dtype src_t, dst_t, base_t, pt, prod; /* prod: type of the product's operands */
     bool w_transposed, add;
     const void *src, *w, *bias, *base;
-    bool with_bias;
+    bool with_bias, other_base; /* a base that is not the result itself */
     void *dst;
     /* decided by linear_plan */
-    bool src_converted, w_converted;
+    bool src_converted;
     bool staged; /* f32 product to scratch, then stored with bias, residual and rounding */
+    bool added;  /* the product adds to an f32 result itself */
     uint64_t n_tile, row_tile;
     void *src_buf, *w_buf;
     float *stage;
@@ -137,18 +144,45 @@ static enum ops_dtype linear_product_type(const struct host_job *j, enum ops_dty
     return j->h->ctx.bf16_products && pt == OPS_BF16 ? OPS_BF16 : OPS_F32;
 }
 
+static struct host_product linear_product(const struct linear_run *l, uint64_t rows, uint64_t n)
+{
+    return (struct host_product){ .m = rows,
+                                  .n = n,
+                                  .k = l->k,
+                                  .lda = l->k,
+                                  .ldc = l->staged ? n : l->n,
+                                  .src = l->prod,
+                                  .dst = l->staged ? OPS_F32 : l->dst_t,
+                                  .add = l->added };
+}
+
+/* Columns n0.. of B: rows n0.. of W [n, k] forward, columns n0.. of W [k, n] backward. */
+static struct host_right linear_right(const struct linear_run *l, uint64_t n)
+{
+    return (struct host_right){ .k = l->k,
+                                .n = n,
+                                .ld = l->w_transposed ? l->k : l->n,
+                                .from = l->pt,
+                                .to = l->prod,
+                                .transposed = l->w_transposed };
+}
+
 static void linear_plan(struct host_job *j, struct linear_run *l)
 {
     uint64_t prod_bytes = ops_dtype_bytes(l->prod);
     l->src_converted = l->src_t != l->prod;
-    l->w_converted = l->pt != l->prod;
-    l->staged = l->with_bias || l->add || (l->dst_t == OPS_BF16 && l->prod == OPS_F32);
-    l->n_tile = l->w_converted ? host_tile(l->n, l->k * prod_bytes, LINEAR_SLICE_BYTES) : l->n;
+    l->added = l->add && !l->with_bias && !l->other_base && l->dst_t == OPS_F32;
+    l->staged =
+        !l->added && (l->with_bias || l->add || (l->dst_t == OPS_BF16 && l->prod == OPS_F32));
+    l->n_tile = host_tile(l->n, l->k * prod_bytes, LINEAR_SLICE_BYTES);
     l->row_tile = l->rows;
     if (l->src_converted) l->row_tile = host_tile(l->rows, l->k * prod_bytes, LINEAR_SLICE_BYTES);
     if (l->staged)
         l->row_tile = min_u64(l->row_tile, host_tile(l->rows, l->n_tile * 4, LINEAR_SLICE_BYTES));
-    l->w_buf = l->w_converted ? host_take(j, l->n_tile * l->k * prod_bytes) : NULL;
+    struct host_product p = linear_product(l, l->row_tile, l->n_tile);
+    struct host_right right = linear_right(l, l->n_tile);
+    host_right_plan(j, &right, &p);
+    l->w_buf = right.in_place ? NULL : host_take(j, host_right_room(&right));
     l->src_buf = l->src_converted ? host_take(j, l->row_tile * l->k * prod_bytes) : NULL;
     l->stage = l->staged ? host_take(j, l->row_tile * l->n_tile * 4) : NULL;
 }
@@ -184,21 +218,21 @@ static void linear_store(struct host_job *j, const struct linear_run *l, uint64_
         linear_store_row(l, l->stage + r * n, (r0 + r) * l->n + n0, n0, n);
 }
 
-static void linear_tile(struct host_job *j, const struct linear_run *l, const void *w,
-                        uint64_t w_ld, uint64_t r0, uint64_t rows, uint64_t n0, uint64_t n)
+/* `made`: the layout that w_buf holds now; another number of rows may want another. */
+static void linear_tile(struct host_job *j, const struct linear_run *l, struct host_right *made,
+                        const void **w, uint64_t r0, uint64_t rows, uint64_t n0, uint64_t n)
 {
     const void *src = l->src_converted ? l->src_buf : host_at(l->src, l->src_t, r0 * l->k);
-    struct host_product p = { .m = rows,
-                              .n = n,
-                              .k = l->k,
-                              .lda = l->k,
-                              .ldb = w_ld,
-                              .ldc = l->staged ? n : l->n,
-                              .tb = l->w_transposed,
-                              .src = l->prod,
-                              .dst = l->staged ? OPS_F32 : l->dst_t };
+    struct host_product p = linear_product(l, rows, n);
+    struct host_right right = linear_right(l, n);
+    host_right_plan(j, &right, &p);
+    if (r0 == 0 || memcmp(&right.layout, &made->layout, sizeof right.layout) != 0) {
+        const void *from = host_at(l->w, l->pt, l->w_transposed ? n0 * l->k : n0);
+        *w = host_right_make(j, &right, from, l->w_buf);
+        *made = right;
+    }
     void *c = l->staged ? (void *)l->stage : host_at_mut(l->dst, l->dst_t, r0 * l->n + n0);
-    host_job_product(j, &p, src, w, c);
+    host_job_product(j, &p, src, *w, c);
     if (l->staged) linear_store(j, l, r0, rows, n0, n);
 }
 
@@ -207,39 +241,33 @@ static void linear_run(struct host_job *j, struct linear_run *l)
     linear_plan(j, l);
     for (uint64_t n0 = 0; n0 < l->n; n0 += l->n_tile) {
         uint64_t n = min_u64(l->n_tile, l->n - n0);
-        /* Forward: rows n0.. of W [n, k]. Backward: columns n0.. of W [k, n]. */
-        const void *w = host_at(l->w, l->pt, l->w_transposed ? n0 * l->k : n0);
-        uint64_t w_ld = l->w_transposed ? l->k : l->n;
-        if (l->w_converted) {
-            uint64_t ld = l->w_transposed ? l->k : n;
-            host_convert(j, w, l->pt, w_ld, l->w_buf, l->prod, ld, l->w_transposed ? n : l->k, ld);
-            w = l->w_buf;
-            w_ld = ld;
-        }
+        struct host_right made = { 0 };
+        const void *w = NULL;
         for (uint64_t r0 = 0; r0 < l->rows; r0 += l->row_tile) {
             uint64_t rows = min_u64(l->row_tile, l->rows - r0);
             if (l->src_converted && (n0 == 0 || l->row_tile < l->rows))
                 host_convert(j, host_at(l->src, l->src_t, r0 * l->k), l->src_t, l->k, l->src_buf,
                              l->prod, l->k, rows, l->k);
-            linear_tile(j, l, w, w_ld, r0, rows, n0, n);
+            linear_tile(j, l, &made, &w, r0, rows, n0, n);
         }
     }
 }
 
-/* Prepare mode does not know whether there is a bias (its pointers are NULL): both ways are
- * prepared. */
-static void linear_both(struct host_job *j, struct linear_run *l)
+/* Prepare mode does not know whether there is a bias or another base (its pointers are NULL): all
+ * ways are prepared. */
+static void linear_ways(struct host_job *j, struct linear_run *l)
 {
-    uint64_t used = 0;
-    if (j->dry) {
-        struct linear_run biased = *l;
-        biased.with_bias = true;
-        linear_run(j, &biased);
-        used = j->used_bytes;
+    uint64_t most = 0;
+    for (int way = 0; way < 4 && j->dry; way++) {
+        struct linear_run other = *l;
+        other.with_bias = way & 1;
+        other.other_base = way & 2;
         j->used_bytes = 0;
+        linear_run(j, &other);
+        if (j->used_bytes > most) most = j->used_bytes;
     }
-    linear_run(j, l);
-    if (used > j->used_bytes) j->used_bytes = used;
+    if (j->dry) j->used_bytes = most;
+    else linear_run(j, l);
 }
 
 void host_linear_forward(struct host_job *j, const struct ops_linear *a)
@@ -255,12 +283,13 @@ void host_linear_forward(struct host_job *j, const struct ops_linear *a)
                             .w_transposed = true,
                             .add = a->add,
                             .base = a->base ? a->base : a->y,
+                            .other_base = a->base && a->base != a->y,
                             .src = a->x,
                             .w = a->w,
                             .bias = a->bias,
                             .with_bias = a->bias != NULL,
                             .dst = a->y };
-    linear_both(j, &l);
+    linear_ways(j, &l);
 }
 
 void host_linear_backward_data(struct host_job *j, const struct ops_linear *a)
@@ -275,48 +304,48 @@ void host_linear_backward_data(struct host_job *j, const struct ops_linear *a)
                             .prod = linear_product_type(j, a->pt),
                             .add = a->add,
                             .base = a->base ? a->base : a->dx,
+                            .other_base = a->base && a->base != a->dx,
                             .src = a->dy,
                             .w = a->w,
                             .dst = a->dx };
-    linear_run(j, &l);
+    linear_ways(j, &l);
 }
 
 /* --- dW += dy^T x ----------------------------------------------------------------------------- */
 
+/* A = dy^T, transposed tile by tile of its rows; B = x. The product adds to the accumulator itself. */
 static void linear_dw(struct host_job *j, const struct ops_linear *a)
 {
     const enum ops_dtype prod = linear_product_type(j, a->pt), xt = ops_wide(a->at, a->x_wide),
                          yt = ops_wide(a->at, a->y_wide);
-    const uint64_t row_bytes = a->rows * ops_dtype_bytes(prod);
-    const bool x_converted = xt != prod, dy_converted = yt != prod;
-    uint64_t in_tile = x_converted ? host_tile(a->in, row_bytes, LINEAR_SLICE_BYTES) : a->in;
-    uint64_t out_tile = host_tile(a->out, in_tile * 4, LINEAR_DW_TILE_BYTES);
-    if (dy_converted)
-        out_tile = min_u64(out_tile, host_tile(a->out, row_bytes, LINEAR_SLICE_BYTES));
-    void *x_buf = x_converted ? host_take(j, row_bytes * in_tile) : NULL;
-    void *dy_buf = dy_converted ? host_take(j, row_bytes * out_tile) : NULL;
-    float *tile = host_take(j, out_tile * in_tile * 4);
+    const uint64_t prod_bytes = ops_dtype_bytes(prod), row_bytes = a->rows * prod_bytes;
+    const uint64_t in_tile = host_tile(a->in, row_bytes, LINEAR_SLICE_BYTES);
+    const uint64_t out_tile = host_tile(a->out, row_bytes, LINEAR_DW_TILE_BYTES);
+    struct host_right room = { .k = a->rows, .n = in_tile, .to = prod };
+    void *x_buf = host_take(j, host_right_room(&room));
+    void *dy_buf = host_take(j, out_tile * row_bytes);
     for (uint64_t i0 = 0; i0 < a->in; i0 += in_tile) {
-        uint64_t in = min_u64(in_tile, a->in - i0);
-        if (x_converted)
-            host_convert(j, host_at(a->x, xt, i0), xt, a->in, x_buf, prod, in, a->rows, in);
+        struct host_right made = { 0 };
+        const void *x = NULL;
         for (uint64_t o0 = 0; o0 < a->out; o0 += out_tile) {
             uint64_t out = min_u64(out_tile, a->out - o0);
-            if (dy_converted && (i0 == 0 || out_tile < a->out))
-                host_convert(j, host_at(a->dy, yt, o0), yt, a->out, dy_buf, prod, out, a->rows,
-                             out);
-            struct host_product p = { .m = out,
-                                      .n = in,
-                                      .k = a->rows,
-                                      .lda = dy_converted ? out : a->out,
-                                      .ldb = x_converted ? in : a->in,
-                                      .ldc = in,
-                                      .ta = 1,
-                                      .src = prod,
-                                      .dst = OPS_F32 };
-            host_job_product(j, &p, dy_converted ? dy_buf : host_at(a->dy, yt, o0),
-                             x_converted ? x_buf : a->x, tile);
-            if (!j->dry) host_accumulate(j, a->dw + o0 * a->in + i0, a->in, tile, in, out, in);
+            struct host_product p = {
+                .m = out, .lda = a->rows, .ldc = a->in, .src = prod, .dst = OPS_F32, .add = 1
+            };
+            struct host_right right = { .k = a->rows,
+                                        .n = min_u64(in_tile, a->in - i0),
+                                        .ld = a->in,
+                                        .from = xt,
+                                        .to = prod };
+            host_right_plan(j, &right, &p);
+            if (o0 == 0 || memcmp(&right.layout, &made.layout, sizeof right.layout) != 0) {
+                x = host_right_make(j, &right, host_at(a->x, xt, i0), x_buf);
+                made = right;
+            }
+            if (i0 == 0 || out_tile < a->out)
+                host_left_transpose(j, host_at(a->dy, yt, o0), yt, a->out, a->rows, out, dy_buf,
+                                    prod);
+            host_job_product(j, &p, dy_buf, x, j->dry ? NULL : a->dw + o0 * a->in + i0);
         }
     }
 }

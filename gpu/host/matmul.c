@@ -18,6 +18,7 @@ struct matmul_entry {
     dnnl_primitive_t primitive;
     dnnl_memory_t memory[MATMUL_ARGS]; /* handles are set at each run, under the lock */
     uint64_t pad_bytes;
+    struct host_layout layout; /* of b, if packed; k_block 0: unknown, and no primitive */
 };
 
 #define MATMUL_COPIED_K 16384
@@ -98,9 +99,43 @@ static dnnl_status_t matmul_desc(dnnl_memory_desc_t *md, uint64_t rows, uint64_t
                                             strides);
 }
 
+/* Names the library's choice, if it is one of those that kernels/pack_isa.c makes. */
+static struct host_layout matmul_layout(const dnnl_memory_desc_t *md, uint64_t k, uint64_t n,
+                                        uint32_t type)
+{
+    static const struct {
+        dnnl_format_tag_t f32, bf16;
+        uint32_t n_block;
+    } tags[] = { { dnnl_BA16a64b, dnnl_BA16a64b2a, 64 },
+                 { dnnl_BA16a48b, dnnl_BA16a48b2a, 48 },
+                 { dnnl_BA16a32b, dnnl_BA16a32b2a, 32 },
+                 { dnnl_BA16a16b, dnnl_BA16a16b2a, 16 } };
+    dnnl_dims_t dims = { (dnnl_dim_t)k, (dnnl_dim_t)n };
+    for (size_t i = 0; i < sizeof tags / sizeof tags[0]; i++) {
+        dnnl_memory_desc_t known;
+        if (dnnl_memory_desc_init_by_tag(&known, 2, dims,
+                                         type == OPS_BF16 ? dnnl_bf16 : dnnl_f32,
+                                         type == OPS_BF16 ? tags[i].bf16 : tags[i].f32) ==
+                dnnl_success &&
+            dnnl_memory_desc_equal(&known, md))
+            return (struct host_layout){ type == OPS_BF16 ? 32 : 16, tags[i].n_block };
+    }
+    return (struct host_layout){ 0, 0 };
+}
+
+static dnnl_status_t matmul_add(dnnl_primitive_attr_t attr)
+{
+    dnnl_post_ops_t ops = NULL;
+    dnnl_status_t st = dnnl_post_ops_create(&ops);
+    if (st == dnnl_success) st = dnnl_post_ops_append_sum(ops, 1.0f);
+    if (st == dnnl_success) st = dnnl_primitive_attr_set_post_ops(attr, ops);
+    if (ops) dnnl_post_ops_destroy(ops);
+    return st;
+}
+
 /* The descriptor with a scratchpad of ours: the library then allocates none in a run. */
 static dnnl_status_t matmul_primitive_desc(struct host_matmul *mm, const dnnl_memory_desc_t *md,
-                                           dnnl_primitive_desc_t *out)
+                                           bool add, dnnl_primitive_desc_t *out)
 {
     dnnl_matmul_desc_t op;
     dnnl_primitive_attr_t attr = NULL;
@@ -109,6 +144,7 @@ static dnnl_status_t matmul_primitive_desc(struct host_matmul *mm, const dnnl_me
     if (st == dnnl_success) st = dnnl_primitive_attr_create(&attr);
     if (st == dnnl_success)
         st = dnnl_primitive_attr_set_scratchpad_mode(attr, dnnl_scratchpad_mode_user);
+    if (st == dnnl_success && add) st = matmul_add(attr);
     if (st == dnnl_success) st = dnnl_primitive_desc_create(out, &op, attr, mm->engine, NULL);
     if (attr) dnnl_primitive_attr_destroy(attr);
     return st;
@@ -120,9 +156,24 @@ static dnnl_status_t matmul_make(struct host_matmul *mm, struct matmul_entry *e)
     dnnl_memory_desc_t md[MATMUL_ARGS];
     dnnl_primitive_desc_t pd = NULL;
     dnnl_status_t st = matmul_desc(&md[MATMUL_A], p->m, p->k, p->lda, p->ta, p->src);
-    if (st == dnnl_success) st = matmul_desc(&md[MATMUL_B], p->k, p->n, p->ldb, p->tb, p->src);
+    if (st == dnnl_success && p->packed) {
+        dnnl_dims_t dims = { (dnnl_dim_t)p->k, (dnnl_dim_t)p->n };
+        st = dnnl_memory_desc_init_by_tag(&md[MATMUL_B], 2, dims,
+                                          p->src == OPS_BF16 ? dnnl_bf16 : dnnl_f32,
+                                          dnnl_format_tag_any);
+    } else if (st == dnnl_success) {
+        st = matmul_desc(&md[MATMUL_B], p->k, p->n, p->ldb, p->tb, p->src);
+    }
     if (st == dnnl_success) st = matmul_desc(&md[MATMUL_C], p->m, p->n, p->ldc, false, p->dst);
-    if (st == dnnl_success) st = matmul_primitive_desc(mm, md, &pd);
+    if (st == dnnl_success) st = matmul_primitive_desc(mm, md, p->add, &pd);
+    if (st == dnnl_success && p->packed) {
+        md[MATMUL_B] = *dnnl_primitive_desc_query_md(pd, dnnl_query_weights_md, 0);
+        e->layout = matmul_layout(&md[MATMUL_B], p->k, p->n, p->src);
+        if (e->layout.k_block == 0) {
+            dnnl_primitive_desc_destroy(pd);
+            return dnnl_success;
+        }
+    }
     if (st == dnnl_success) {
         md[MATMUL_PAD] = *dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0);
         e->pad_bytes = dnnl_memory_desc_get_size(&md[MATMUL_PAD]);
@@ -157,7 +208,7 @@ static stk_status matmul_get(struct host_matmul *mm, const struct host_product *
         return matmul_error(p, "making the primitive", st, err);
     }
     mm->n++;
-    mm->late += late;
+    mm->late += late && e->primitive; /* not a question for a layout */
     *out = e;
     return STK_OK;
 }
@@ -188,6 +239,20 @@ stk_status host_matmul_prepare(struct host_matmul *mm, const struct host_product
     return st;
 }
 
+stk_status host_matmul_layout(struct host_matmul *mm, const struct host_product *p,
+                              struct host_layout *out, struct stk_error *err)
+{
+    struct matmul_entry *e = NULL;
+    STK_ASSERT(p->packed && !p->tb && !p->ldb);
+    int saved = matmul_threads_enter(mm);
+    pthread_mutex_lock(&mm->lock);
+    stk_status st = matmul_get(mm, p, true, &e, err);
+    *out = st == STK_OK ? e->layout : (struct host_layout){ 0, 0 };
+    pthread_mutex_unlock(&mm->lock);
+    omp_set_num_threads(saved);
+    return st;
+}
+
 static stk_status matmul_execute(struct host_matmul *mm, struct matmul_entry *e,
                                  void *const handles[MATMUL_ARGS], struct stk_error *err)
 {
@@ -213,6 +278,7 @@ stk_status host_matmul_run(struct host_matmul *mm, const struct host_product *p,
     int saved = matmul_threads_enter(mm);
     pthread_mutex_lock(&mm->lock);
     stk_status st = matmul_get(mm, p, true, &e, err);
+    STK_ASSERT(st != STK_OK || e->primitive);
     if (st == STK_OK && e->pad_bytes > pad_size_bytes)
         st = stk_error_set(err, STK_ERR_DEVICE, 0,
                            "a product %llu x %llu x %llu needs %llu bytes of scratch beside its "

@@ -72,4 +72,17 @@ static inline bool kt_near(double got, double want, double bound)
     for (struct host_ctx c_ = { 2, CPU_SCALAR, false }; c_.isa <= cpu_isa_best();                  \
          c_.isa = (enum cpu_isa)(c_.isa + 1))
 
+/* Every instruction set and, where this processor has them, tiles. */
+static inline bool kt_attention_ctx(int i, struct host_ctx *c)
+{
+    const int best = (int)cpu_isa_best();
+    *c = (struct host_ctx){ .threads = 2, .isa = (enum cpu_isa)(i < best ? i : best) };
+    c->amx = c->bf16_products = i == best + 1;
+    return i <= best || (c->amx && host_attention_amx_possible());
+}
+#define KT_EACH_ATTENTION(c_)                                                                      \
+    for (int kt_once = 1; kt_once; kt_once = 0)                                                    \
+        for (struct host_ctx c_; kt_once; kt_once = 0)                                             \
+            for (int kt_i = 0; kt_attention_ctx(kt_i, &c_); kt_i++)
+
 #endif

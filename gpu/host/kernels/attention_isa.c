@@ -27,12 +27,6 @@
 
 enum { BQ = KERN_ATT_BQ, BK = KERN_ATT_BK, MR_MAX = 6 };
 
-#ifdef __clang__
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 8")
-#endif
-
 /* --- product of a tile ---
  * C[m][lane] (+)= sum over k of A[m * am + k * ak] * B[k * ldb + lane], k ascending. mr and nv are
  * constants at every call, so the accumulators live in registers: 6 x 4 of 32 with AVX-512, 6 x 2
@@ -149,30 +143,6 @@ static void rows_store(enum ops_dtype at, void *dst, uint64_t first, uint64_t st
             vec_put(at, dst, first + r * stride + d, dim - d, vec_load(src + r * ld + d));
 }
 
-typedef float quad __attribute__((vector_size(16)));
-typedef float quad_any __attribute__((vector_size(16), aligned(4), may_alias));
-
-/* dst[c][r] = src[r][c]; rows and cols are multiples of 4. */
-static void transpose(const float *src, uint64_t lds, uint64_t rows, uint64_t cols, float *dst,
-                      uint64_t ldd)
-{
-    for (uint64_t r = 0; r < rows; r += 4)
-        for (uint64_t c = 0; c < cols; c += 4) {
-            const float *s = src + r * lds + c;
-            float *d = dst + c * ldd + r;
-            quad r0 = *(const quad_any *)s, r1 = *(const quad_any *)(s + lds);
-            quad r2 = *(const quad_any *)(s + 2 * lds), r3 = *(const quad_any *)(s + 3 * lds);
-            quad a0 = __builtin_shufflevector(r0, r1, 0, 4, 1, 5),
-                 a1 = __builtin_shufflevector(r0, r1, 2, 6, 3, 7);
-            quad a2 = __builtin_shufflevector(r2, r3, 0, 4, 1, 5),
-                 a3 = __builtin_shufflevector(r2, r3, 2, 6, 3, 7);
-            *(quad_any *)d = __builtin_shufflevector(a0, a2, 0, 1, 4, 5);
-            *(quad_any *)(d + ldd) = __builtin_shufflevector(a0, a2, 2, 3, 6, 7);
-            *(quad_any *)(d + 2 * ldd) = __builtin_shufflevector(a1, a3, 0, 1, 4, 5);
-            *(quad_any *)(d + 3 * ldd) = __builtin_shufflevector(a1, a3, 2, 3, 6, 7);
-        }
-}
-
 /* --- one block of queries --- */
 
 /* A thread's tiles, and the block they hold. Row-major; lanes of queries are the fast index of the
@@ -244,7 +214,7 @@ static void block_open(struct work *w, uint64_t seq, uint64_t head, uint64_t blo
     rows_load(a->at, a->q, row * a->q_stride + head * a->head_dim, a->q_stride, w->nq, a->head_dim,
               a->scale, w->q, w->dim, w->dim);
     memset(w->q + w->nq * w->dim, 0, (BQ - w->nq) * w->dim * sizeof(float));
-    transpose(w->q, w->dim, BQ, w->dim, w->qt, BQ);
+    vec_transpose(w->q, w->dim, BQ, w->dim, w->qt, BQ);
 }
 
 /* Keys and values [key, key + n) of a kv head. */
@@ -321,7 +291,7 @@ static void forward_close(struct work *w, uint64_t head)
         for (uint64_t lane = 0; lane < w->vecs * VL; lane += VL)
             vec_store(w->ot + d * BQ + lane,
                       vec_load(w->ot + d * BQ + lane) * vec_load(w->l + lane));
-    transpose(w->ot, BQ, w->dim, BQ, w->q, w->dim);
+    vec_transpose(w->ot, BQ, w->dim, BQ, w->q, w->dim);
     rows_store(a->at, a->o, row * a->o_stride + head * a->head_dim, a->o_stride, w->nq, a->head_dim,
                w->q, w->dim);
 }
@@ -367,11 +337,11 @@ static void backward_open(struct work *w, uint64_t head)
     const struct ops_attention *a = w->a;
     uint64_t row = w->seq_row + w->t0, first = row * a->o_stride + head * a->head_dim;
     rows_load(a->at, a->o, first, a->o_stride, w->nq, a->head_dim, 1.0f, w->g, w->dim, w->dim);
-    transpose(w->g, w->dim, BQ, w->dim, w->ot, BQ);
+    vec_transpose(w->g, w->dim, BQ, w->dim, w->ot, BQ);
     rows_load(ops_wide(a->at, a->grad_wide), a->d_o, first, a->o_stride, w->nq, a->head_dim, 1.0f,
               w->g, w->dim, w->dim);
     memset(w->g + w->nq * w->dim, 0, (BQ - w->nq) * w->dim * sizeof(float));
-    transpose(w->g, w->dim, BQ, w->dim, w->gt, BQ);
+    vec_transpose(w->g, w->dim, BQ, w->dim, w->gt, BQ);
     for (uint64_t lane = 0; lane < BQ; lane += VL) {
         vec_f sum = { 0 };
         for (uint64_t d = 0; d < a->head_dim; d++)
@@ -436,7 +406,7 @@ static void backward_block(struct work *w, uint64_t seq, uint64_t head, uint64_t
     uint64_t row = w->seq_row + w->t0;
     for (uint64_t i = 0; i < a->head_dim * BQ; i += VL)
         vec_store(w->ot + i, vec_load(w->ot + i) * a->scale);
-    transpose(w->ot, BQ, w->dim, BQ, w->g, w->dim);
+    vec_transpose(w->ot, BQ, w->dim, BQ, w->g, w->dim);
     rows_store(ops_wide(a->at, a->grad_wide), a->dq, row * a->q_stride + head * a->head_dim,
                a->q_stride, w->nq, a->head_dim, w->g, w->dim);
 }

@@ -13,11 +13,15 @@ enum { CHUNK = 4096, ROPE_PAIRS = 128 };
 
 /* --- rotary --- */
 
-/* n pairs from element `first` on; y may be x. */
+/* n pairs from element `first` on; y may be x; the next token lies `stride` further on. */
 static void rope_head(enum ops_dtype xt, const void *x, enum ops_dtype at, void *y, uint64_t first,
-                      uint64_t half, uint64_t n, const float *cs, const float *sn)
+                      uint64_t stride, uint64_t half, uint64_t n, const float *cs, const float *sn)
 {
     for (uint64_t i = 0; i < n; i += VL) {
+        vec_fetch(xt, x, first + stride + i);
+        vec_fetch(xt, x, first + stride + half + i);
+        vec_fetch(at, y, first + stride + i);
+        vec_fetch(at, y, first + stride + half + i);
         vec_f lo = vec_get(xt, x, first + i, n - i), hi = vec_get(xt, x, first + half + i, n - i);
         vec_f cv = vec_load(cs + i), sv = vec_load(sn + i);
         vec_put(at, y, first + i, n - i, lo * cv - hi * sv);
@@ -34,9 +38,15 @@ void KERN_NAME(kern_rope)(const struct host_ctx *c, const struct ops_rope *a)
     const enum ops_dtype at = a->at, qt = a->q_in ? ops_wide(at, a->in_wide) : at,
                          kt = a->k_in ? ops_wide(at, a->in_wide) : at;
     const void *q = a->q_in ? a->q_in : a->q, *k = a->k_in ? a->k_in : a->k;
+    const enum ops_dtype vt = ops_wide(at, a->in_wide);
 #pragma omp parallel for num_threads(                                                              \
     kern_team(c, a->tokens *(a->heads + a->kv_heads) * a->head_dim)) schedule(static)
-    for (uint64_t t = 0; t < a->tokens; t++)
+    for (uint64_t t = 0; t < a->tokens; t++) {
+        for (uint64_t i = 0; a->v && i < a->v_cols; i += VL) {
+            vec_fetch(vt, a->v_in, (t + 1) * a->v_stride + i);
+            vec_put(at, a->v, t * a->v_stride + i, a->v_cols - i,
+                    vec_get(vt, a->v_in, t * a->v_stride + i, a->v_cols - i));
+        }
         for (uint64_t i0 = 0; i0 < half; i0 += ROPE_PAIRS) {
             float cs[ROPE_PAIRS] = { 0 }, sn[ROPE_PAIRS] = { 0 };
             uint64_t n = half - i0 < ROPE_PAIRS ? half - i0 : ROPE_PAIRS;
@@ -47,10 +57,13 @@ void KERN_NAME(kern_rope)(const struct host_ctx *c, const struct ops_rope *a)
                 sn[i] = (a->inverse ? -s : s) * a->attention_factor;
             }
             for (uint64_t h = 0; h < a->heads; h++)
-                rope_head(qt, q, at, a->q, t * a->q_stride + h * a->head_dim + i0, half, n, cs, sn);
+                rope_head(qt, q, at, a->q, t * a->q_stride + h * a->head_dim + i0, a->q_stride,
+                          half, n, cs, sn);
             for (uint64_t h = 0; h < a->kv_heads; h++)
-                rope_head(kt, k, at, a->k, t * a->k_stride + h * a->head_dim + i0, half, n, cs, sn);
+                rope_head(kt, k, at, a->k, t * a->k_stride + h * a->head_dim + i0, a->k_stride,
+                          half, n, cs, sn);
         }
+    }
 }
 
 /* --- SwiGLU --- */
@@ -62,6 +75,9 @@ void KERN_NAME(kern_swiglu_forward)(const struct host_ctx *c, const struct ops_s
     for (uint64_t r = 0; r < a->rows; r++)
         for (uint64_t i = 0; i < a->cols; i += VL) {
             uint64_t n = a->cols - i;
+            vec_fetch(at, a->gate, (r + 1) * a->g_stride + i);
+            vec_fetch(at, a->up, (r + 1) * a->u_stride + i);
+            vec_fetch(yt, a->y, (r + 1) * a->y_stride + i);
             vec_f g = vec_get(at, a->gate, r * a->g_stride + i, n),
                   u = vec_get(at, a->up, r * a->u_stride + i, n);
             vec_f act = g / (vec_exp(-g) + 1.0f);
@@ -78,11 +94,15 @@ void KERN_NAME(kern_swiglu_backward)(const struct host_ctx *c, const struct ops_
     for (uint64_t r = 0; r < a->rows; r++)
         for (uint64_t i = 0; i < a->cols; i += VL) {
             uint64_t n = a->cols - i, gi = r * a->g_stride + i, ui = r * a->u_stride + i;
+            vec_fetch(at, a->gate, gi + a->g_stride);
+            vec_fetch(at, a->up, ui + a->u_stride);
+            vec_fetch(yt, a->dy, (r + 1) * a->y_stride + i);
             vec_f g = vec_get(at, a->gate, gi, n), u = vec_get(at, a->up, ui, n);
             vec_f dy = vec_get(yt, a->dy, r * a->y_stride + i, n), e = vec_exp(-g);
-            vec_f s = 1.0f / (e + 1.0f),
-                  rest = 1.0f / (1.0f / e + 1.0f); /* 1 - s without cancellation */
-            vec_f act = g / (e + 1.0f);
+            /* e stays finite, so that 1 - s = e s is 1 at its end. */
+            e = vec_select(e > 3.0e38f, vec_set(3.0e38f), e);
+            vec_f s = 1.0f / (e + 1.0f), rest = e * s; /* 1 - s without cancellation */
+            vec_f act = g * s;
             vec_put(at, a->dup, ui, n, dy * act);
             vec_put(at, a->dgate, gi, n, dy * u * (s * (g * rest + 1.0f)));
         }

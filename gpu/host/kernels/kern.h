@@ -18,6 +18,8 @@ struct kern_table {
                 const void *y, void *out);
     void (*acc_add)(const struct host_ctx *c, uint64_t n, float *acc, const void *src,
                     enum ops_dtype st);
+    void (*pack)(const struct host_ctx *c, const struct host_pack *a);
+    void (*transpose)(const struct host_ctx *c, const struct host_transpose *a);
     void (*embed_forward)(const struct host_ctx *c, const struct ops_embed *a);
     void (*embed_backward)(const struct host_ctx *c, const struct ops_embed *a);
 };
@@ -38,8 +40,18 @@ struct kern_table {
                         const void *y, void *out);                                                 \
     void kern_acc_add_##isa(const struct host_ctx *c, uint64_t n, float *acc, const void *src,     \
                             enum ops_dtype st);                                                    \
+    void kern_pack_##isa(const struct host_ctx *c, const struct host_pack *a);                     \
+    void kern_transpose_##isa(const struct host_ctx *c, const struct host_transpose *a);           \
     void kern_embed_forward_##isa(const struct host_ctx *c, const struct ops_embed *a);            \
     void kern_embed_backward_##isa(const struct host_ctx *c, const struct ops_embed *a);
+
+/* attention_amx.c: bf16 activations, head dimensions that are multiples of 32. Scratch of one thread,
+ * in floats. */
+uint64_t kern_amx_floats(const struct ops_attention *a, bool backward);
+void kern_attention_forward_amx(const struct host_ctx *c, const struct ops_attention *a);
+void kern_attention_backward_amx(const struct host_ctx *c, const struct ops_attention *a);
+extern const bool kern_amx_built; /* this compiler knows AMX */
+
 KERN_DECLARE(scalar)
 KERN_DECLARE(avx2)
 KERN_DECLARE(avx512)

@@ -10,7 +10,8 @@
         kern_attention_forward_##isa, kern_attention_backward_##isa, kern_rmsnorm_forward_##isa,   \
             kern_rmsnorm_backward_##isa, kern_rope_##isa, kern_swiglu_forward_##isa,               \
             kern_swiglu_backward_##isa, kern_add_##isa, kern_acc_add_##isa,                        \
-            kern_embed_forward_##isa, kern_embed_backward_##isa                                    \
+            kern_pack_##isa, kern_transpose_##isa, kern_embed_forward_##isa,                       \
+            kern_embed_backward_##isa                                    \
     }
 
 static const struct kern_table tables[] = {
@@ -26,6 +27,15 @@ static const struct kern_table *table_of(const struct host_ctx *c)
     STK_ASSERT(c->threads >= 1);
     STK_ASSERT((size_t)c->isa < sizeof tables / sizeof tables[0]);
     return &tables[c->isa];
+}
+
+void host_pack(const struct host_ctx *c, const struct host_pack *a)
+{
+    table_of(c)->pack(c, a);
+}
+void host_transpose(const struct host_ctx *c, const struct host_transpose *a)
+{
+    table_of(c)->transpose(c, a);
 }
 
 void host_embed_forward(const struct host_ctx *c, const struct ops_embed *a)
@@ -62,22 +72,34 @@ void host_rope(const struct host_ctx *c, const struct ops_rope *a)
     table_of(c)->rope(c, a);
 }
 
+bool host_attention_amx_possible(void) { return kern_amx_built && cpu_amx_enable(); }
+
+/* From types and shape only. Words are pairs of elements, so strides must be even. */
+static bool amx_fits(const struct host_ctx *c, const struct ops_attention *a)
+{
+    return c->amx && a->at == OPS_BF16 && !a->grad_wide && a->head_dim % 32 == 0 &&
+           (a->q_stride | a->k_stride | a->v_stride | a->o_stride) % 2 == 0;
+}
+
 uint64_t host_attention_scratch(const struct host_ctx *c, const struct ops_attention *a,
                                 bool backward)
 {
+    if (amx_fits(c, a)) return kern_amx_floats(a, backward) * sizeof(float) * c->threads + 64;
     return kern_att_floats(a, backward) * sizeof(float) * c->threads + 64;
 }
 void host_attention_forward(const struct host_ctx *c, const struct ops_attention *a)
 {
     STK_ASSERT(a->kv_heads >= 1 && a->heads % a->kv_heads == 0);
     STK_ASSERT(a->scratch.size_bytes >= host_attention_scratch(c, a, false));
-    table_of(c)->attention_forward(c, a);
+    if (amx_fits(c, a)) kern_attention_forward_amx(c, a);
+    else table_of(c)->attention_forward(c, a);
 }
 void host_attention_backward(const struct host_ctx *c, const struct ops_attention *a)
 {
     STK_ASSERT(a->kv_heads >= 1 && a->heads % a->kv_heads == 0);
     STK_ASSERT(a->scratch.size_bytes >= host_attention_scratch(c, a, true));
-    table_of(c)->attention_backward(c, a);
+    if (amx_fits(c, a)) kern_attention_backward_amx(c, a);
+    else table_of(c)->attention_backward(c, a);
 }
 
 void host_swiglu_forward(const struct host_ctx *c, const struct ops_swiglu *a)

@@ -49,6 +49,8 @@ void KERN_NAME(kern_rmsnorm_forward)(const struct host_ctx *c, const struct ops_
         uint64_t x = row_at(a, r, a->x_stride), y = row_at(a, r, a->y_stride);
         vec_f sum[PARTS] = { 0 };
         for (uint64_t i = 0, u = 0; i < cols; i += VL, u = (u + 1) % PARTS) {
+            vec_fetch(xt, a->x, x + a->x_stride + i);
+            vec_fetch(yt, a->y, y + a->y_stride + i);
             vec_f v = vec_get(xt, a->x, x + i, cols - i);
             sum[u] = sum[u] + v * v;
         }
@@ -70,6 +72,9 @@ static void backward_row(const struct ops_rmsnorm *a, const float *w, uint64_t r
     const float rstd = a->rstd[r];
     vec_f sum[PARTS] = { 0 };
     for (uint64_t i = 0, u = 0; i < cols; i += VL, u = (u + 1) % PARTS) {
+        vec_fetch(xt, a->x, x + a->x_stride + i);
+        vec_fetch(yt, a->dy, y + a->y_stride + i);
+        vec_fetch(dt, a->dx, x + a->x_stride + i);
         vec_f n = vec_get(xt, a->x, x + i, cols - i) * rstd,
               dy = vec_get(yt, a->dy, y + i, cols - i);
         sum[u] = sum[u] + dy * vec_load(w + i) * n;
