@@ -54,7 +54,8 @@ struct bench_part {
     bool overlapped; /* not part of the step's time: it ran beside it */
 };
 void bench_step_print(const struct bench_part *parts, uint32_t n, const struct bench_rates *rates);
-/* A list of {what, seconds, flops, bytes, rate, limit, share, calls, overlapped}; rates in FLOP/s or bytes/s. */
+/* A list of {what, seconds, flops, bytes, rate, limit, share, calls, overlapped}; rates in FLOP/s or
+ * bytes/s. */
 stk_status bench_step_json(const char *file, const struct bench_part *parts, uint32_t n,
                            const struct bench_rates *rates, struct stk_error *err);
 

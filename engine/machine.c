@@ -141,7 +141,7 @@ stk_status stk_machine_measure(stk_engine *e, stk_machine *out)
     snprintf(out->name, sizeof out->name, "this machine");
     cpu_name(out->text, sizeof out->text);
     out->on_host = true;
-    out->cores = cpu_count("");
+    out->cores = cpu_cores("");
     out->flops_per_s = e->caps.matmul_flops_per_s;
     b.threads = e->cfg.update_threads ? e->cfg.update_threads : out->cores;
     measure_rates_of_host(&b, out);

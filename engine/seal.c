@@ -337,7 +337,7 @@ static stk_status seal_plan(stk_engine *e)
 {
     if (e->baseline_bytes == 0) e->baseline_bytes = mem_resident_bytes();
     dev_caps_read(e->dev, &e->caps); /* with what prepare mode has found */
-    e->update_threads = e->cfg.update_threads ? e->cfg.update_threads : cpu_count("");
+    e->update_threads = e->cfg.update_threads ? e->cfg.update_threads : cpu_cores("");
     STK_TRY(default_places(e));
     STK_TRY(build_layout(e));
     STK_TRY(alloc_tables(e));

@@ -22,8 +22,9 @@ struct head_run {
     enum ops_dtype prod;
     bool x_converted;
     uint64_t tile, slice;
-    void *x_buf, *w_buf, *x_right, *g_left; /* products' operands: x, a slice of the weights, x as the
-                                             * right one, a slice of the gradient transposed */
+    /* products' operands: x, a slice of the weights, x as the right one, a slice of the gradient
+     * transposed */
+    void *x_buf, *w_buf, *x_right, *g_left;
     /* Slice after slice of the vocabulary, each [tokens of the tile, rows of the slice]: operands of
      * products without gaps. Logits become the gradient; bf16 products take it from g_buf. */
     float *logits;

@@ -44,7 +44,8 @@ static inline __attribute__((always_inline)) float row_max_body(const float *x, 
     for (int l = 0; l < ROW_LANES; l++) lane[l] = x[0];
     uint64_t i = 0;
     for (; i + ROW_LANES <= n; i += ROW_LANES) {
-        __builtin_prefetch((const void *)((uintptr_t)(x + i) + 2048)); /* the first to read the row */
+        /* This is the first pass over the row. */
+        __builtin_prefetch((const void *)((uintptr_t)(x + i) + 2048));
 #pragma omp simd
         for (int l = 0; l < ROW_LANES; l++)
             lane[l] = x[i + (uint64_t)l] > lane[l] ? x[i + (uint64_t)l] : lane[l];
