@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BUFFER_ELEMS (32ull << 20) /* 14 bytes each: more than most caches hold */
+#define BUFFER_ELEMS (64ull << 20) /* 14 bytes each: more than caches hold */
 #define LEAST_ELEMS 65536ull
 #define RUNS 5
 #define HOPS 64

@@ -9,7 +9,10 @@
  * recomputation are one kind. Each kind is tried once, then again while time is left: the first try,
  * which finds threads that are not there yet, counts only where there is no other. Tries take the
  * visits of a kind in turn (after a dry seal: copies of the memory in turn), because a step does not
- * find its parameters and accumulators in a cache either. */
+ * find its parameters and accumulators in a cache either.
+ *
+ * DATA. What a visit reads is filled with numbers of no meaning first (products of zeros take less
+ * power, and with it less time). What lies at host homes is zero again when trials are over. */
 #include "engine/engine.h"
 #include "base/sys.h"
 
@@ -19,6 +22,7 @@
 #define KINDS_MAX 32
 #define TRIES_MAX 9
 #define COPIES_MAX 8 /* of parameters and accumulator, dry */
+#define PATTERN_BYTES (1u << 20)
 #define GIVE_UP 5.0 /* times STK_TRIAL_NS: a round that takes longer by its FLOPs is not begun */
 
 struct kind { uint32_t visit, alike, tries; double ns[TRIES_MAX]; }; /* alike: visits of this kind */
@@ -31,6 +35,8 @@ struct eng_trial {
     struct mem *mem;            /* dry: the client's reservations in host memory */
     uint8_t *device;            /* dry: of the device, laid out by struct places */
     uint32_t copies;
+    uint8_t *pattern;
+    uint32_t filled[KINDS_MAX * TRIES_MAX], n_filled; /* visits whose parameters are at host homes */
     uint32_t index;             /* of the visit at hand */
 };
 
@@ -190,6 +196,59 @@ static bool too_long(const stk_engine *e, const struct eng_trial *t)
     return rate > 0 && flops / rate * 1e9 > GIVE_UP * STK_TRIAL_NS;
 }
 
+/* Every 16-bit half is a bf16 between 2^-7 and 2^-3 of either sign, which makes its f32 one, too. */
+static bool make_pattern(struct eng_trial *t)
+{
+    uint64_t x = 88172645463325252u;
+    uint64_t *p = sys_calloc(1, PATTERN_BYTES);
+    t->pattern = (uint8_t *)p;
+    for (uint32_t i = 0; p && i < PATTERN_BYTES / 8; i++) {
+        x ^= x << 13; /* Marsaglia, "Xorshift RNGs", 2003 */
+        x ^= x >> 7;
+        x ^= x << 17;
+        p[i] = (x & 0x81ff81ff81ff81ffu) | 0x3c003c003c003c00u;
+    }
+    return p != NULL;
+}
+
+static stk_status fill(stk_engine *e, const void *to, uint64_t bytes)
+{
+    uint8_t *at = (uint8_t *)(uintptr_t)to;
+    for (uint64_t n; at && bytes > 0; at += n, bytes -= n) {
+        n = bytes < PATTERN_BYTES ? bytes : PATTERN_BYTES;
+        STK_TRY(dev_copy(e->compute, at, e->trial->pattern, n, DEV_TO_DEVICE, &e->err));
+    }
+    return STK_OK;
+}
+
+static stk_status fill_visit(stk_engine *e, struct eng_trial *t, const stk_visit *v)
+{
+    const struct plan *p = e->plan_train;
+    const struct plan_visit *pv = &p->visits[t->index];
+    if (t->round < t->kind[t->at].alike || (t->device && t->round < t->copies)) {
+        STK_TRY(fill(e, v->param, e->pblocks[pv->block].param_bytes));
+        if (!t->device && pv->param_slot == PLAN_NO) t->filled[t->n_filled++] = t->index;
+    }
+    if (t->round > 0) return STK_OK;
+    if (v->in) STK_TRY(fill(e, v->in, p->slots[pv->in_slot].size_bytes));
+    if (v->full) STK_TRY(fill(e, v->full, p->slots[pv->full_slot].size_bytes));
+    if (v->flow) STK_TRY(fill(e, v->flow, p->slots[pv->flow_slot].size_bytes));
+    return STK_OK;
+}
+
+static void clear(stk_engine *e, struct eng_trial *t)
+{
+    for (uint32_t i = 0; i < t->n_filled; i++) {
+        const struct stk_block *b =
+            &e->layout->blocks[e->plan_train->visits[t->filled[i]].block];
+        if (b->n_chunks > 0)
+            memset(e->layout->chunks[b->first_chunk].host[CHUNK_PARAM], 0, b->elems * 2);
+    }
+    t->n_filled = 0;
+    sys_free(t->pattern);
+    t->pattern = NULL;
+}
+
 static stk_status begin(stk_engine *e)
 {
     struct eng_trial *t = e->trial = sys_calloc(1, sizeof *t);
@@ -198,6 +257,7 @@ static stk_status begin(stk_engine *e)
     if (!t->over) find_kinds(e, t);
     t->over = t->over || t->n_kinds == 0 || too_long(e, t);
     if (!t->over && e->state == ENG_DRY) t->over = !reserve(e, t);
+    t->over = t->over || !make_pattern(t);
     t->begin_ns = t->round_ns = exec_now_ns(e->ex);
     return STK_OK;
 }
@@ -223,11 +283,15 @@ stk_status stk_trial_next(stk_engine *e, stk_visit *v)
     if (!e->trial) STK_TRY(begin(e));
     struct eng_trial *t = e->trial;
     if (!t->over && t->at == t->n_kinds) next_round(e, t);
-    if (t->over) return STK_END;
-    STK_TRY(dev_sync(e->compute, &e->err));
+    if (t->over) {
+        clear(e, t);
+        return STK_END;
+    }
     uint32_t index = t->index = visit_of(e, &t->kind[t->at]);
     if (s == ENG_DRY) fill_dry(e, t, index, v);
     else step_fill_visit(e, e->plan_train, index, v);
+    STK_TRY(fill_visit(e, t, v));
+    STK_TRY(dev_sync(e->compute, &e->err));
     t->busy = true;
     t->busy_ns = dev_stream_busy_ns(e->compute);
     return STK_OK;
@@ -287,6 +351,7 @@ void trial_free(stk_engine *e)
 {
     if (!e->trial) return;
     mem_close(e->trial->mem);
+    sys_free(e->trial->pattern);
     sys_free(e->trial);
     e->trial = NULL;
 }

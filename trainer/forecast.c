@@ -70,13 +70,16 @@ void forecast_measure(struct forecast *f, struct run *r)
     pulse_phase(r->pulse, NULL, 0);
 }
 
-/* Inputs of micro-batch 0 without meaning: token 0 everywhere. */
+/* Inputs of micro-batch 0 without meaning: tokens all over the vocabulary. */
 static stk_status bind_inputs(struct run *r, struct stk_error *err)
 {
     uint64_t n = r->opts->seq * r->opts->micro_batch;
     int32_t *v = sys_calloc(4 * n, sizeof *v);
     if (!v) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a batch to try");
-    for (uint64_t i = 0; i < n; i++) v[2 * n + i] = (int32_t)(i % r->opts->seq);
+    for (uint64_t i = 0; i < n; i++) {
+        v[i] = v[n + i] = (int32_t)(i * 2654435761u % r->src.cfg.vocab);
+        v[2 * n + i] = (int32_t)(i % r->opts->seq);
+    }
     stk_status st = model_bind(r->model, r->e, err);
     model_step_targets(r->model, n);
     if (st == STK_OK)
