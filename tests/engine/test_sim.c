@@ -322,10 +322,8 @@ TEST(sim_a_commit_that_fails_is_survived)
             io_sim_disk_free(sim.disk);
             continue;
         }
-        toy_init(&t, 2, 2);
-        t.rows = 2;
+        sim_toy(&t, sim_clip());
         t.cfg.device = devices[seed % 3];
-        t.cfg.poison = false;
         sim_config(&t.cfg, seed, &sim);
         seed_variant(&t.cfg, &sim, seed);
         RUN(&t, toy_open(&t));

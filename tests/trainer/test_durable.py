@@ -311,7 +311,7 @@ def test_discard_alone_and_with_resume(p):
     assert "discarded  the durable step" in out and weights(p, "discard") == reference(p, 5)
     assert not left_in(p.at("nvme-discard")) and not os.path.exists(p.at("discard", "run.json"))
     # back to the checkpoint
-    dead_run(p, "back", nvme, 1, 6, "--checkpoint-every", "4")
+    dead_run(p, "back", nvme, 1, 6, "--checkpoint-every", "4", "--checkpoint", "sync")  # there once its step is logged
     checkpoints = sorted(os.listdir(p.at("back", "checkpoints")))
     newest = int([x for x in checkpoints if x.startswith("step-")][-1][5:])
     steps = newest + 1
