@@ -35,7 +35,7 @@ PAIRS_A_RUN = 5
 PAIRS_MIN = 5
 
 DEEPSPEED = r"""
-# Started once; answers each line "read" or "write" with seconds and bytes. The page cache is not between: DeepSpeed opens with O_DIRECT.
+# Answers each line "read" or "write" with seconds and bytes. The page cache is not between: DeepSpeed opens with O_DIRECT.
 import sys, time, torch
 from deepspeed.ops.op_builder import AsyncIOBuilder
 out = sys.stdout
@@ -168,39 +168,40 @@ def compare_deepspeed(args, folder):
     script = os.path.join(folder, "peer.py")
     with open(script, "w") as f:
         f.write(DEEPSPEED)
-    peer = subprocess.Popen([args.python, script, str(size), os.path.join(folder, "peer.bin")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                            text=True, env=dict(os.environ, DS_ACCELERATOR="cpu"))
-
-    def answer(word):
-        for line in peer.stdout:  # DeepSpeed logs to stdout too
-            if line.startswith(word):
-                return line.split()[1:]
-        sys.exit("the peer ended early (is deepspeed installed for %s?)" % args.python)
-
+    # Where its memory lies decides over a quarter of DeepSpeed's rate, for as long as its process lives: so each pair asks a new one.
     def theirs(mode):
-        seconds = bytes_moved = 0.0
-        while seconds < args.run:
-            peer.stdin.write(mode + "\n")
-            peer.stdin.flush()
-            took, moved = answer("TOOK")
-            seconds, bytes_moved = seconds + float(took), bytes_moved + float(moved)
-        return bytes_moved / seconds
+        peer = subprocess.Popen([args.python, script, str(size), os.path.join(folder, "peer.bin")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                text=True, env=dict(os.environ, DS_ACCELERATOR="cpu"))
 
-    answer("READY")
+        def answer(word):
+            for line in peer.stdout:  # DeepSpeed logs to stdout too
+                if line.startswith(word):
+                    return line.split()[1:]
+            sys.exit("the peer ended early (is deepspeed installed for %s?)" % args.python)
+
+        try:
+            answer("READY")
+            seconds = bytes_moved = 0.0
+            while seconds < args.run:
+                peer.stdin.write(mode + "\n")
+                peer.stdin.flush()
+                took, moved = answer("TOOK")
+                seconds, bytes_moved = seconds + float(took), bytes_moved + float(moved)
+            return bytes_moved / seconds
+        finally:
+            peer.stdin.close()
+            peer.wait()
+
     order, good, seed = random.Random(args.seed), True, args.seed
-    try:
-        for mode in [m for m in args.modes.split(",") if m in ("read", "write")]:
-            c = Comparison(args, "deepspeed", FLOORS["deepspeed_read"] if mode == "read" else None, mode=mode, block="1MiB", depth=32)
-            while not c.enough():
-                seed += 1
-                first = order.random() < 0.5
-                b = theirs(mode) if first else None
-                a = stoker_point(args, folder, mode, "1MiB", 32, 1, False, seed)["bytes_per_s"]
-                c.add(a, b or theirs(mode))
-            good = c.summary() and good
-    finally:
-        peer.stdin.close()
-        peer.wait()
+    for mode in [m for m in args.modes.split(",") if m in ("read", "write")]:
+        c = Comparison(args, "deepspeed", FLOORS["deepspeed_read"] if mode == "read" else None, mode=mode, block="1MiB", depth=32)
+        while not c.enough():
+            seed += 1
+            first = order.random() < 0.5
+            b = theirs(mode) if first else None
+            a = stoker_point(args, folder, mode, "1MiB", 32, 1, False, seed)["bytes_per_s"]
+            c.add(a, b or theirs(mode))
+        good = c.summary() and good
     return good
 
 
