@@ -2,13 +2,34 @@
 """Tokens per second of a whole training step, stoker and a peer alternating on one machine.
 
     python3 bench/step_peers.py --stoker build/stoker --model DIR --peer 'python step.py ds_cpu 2 512' [--pairs 3]
-                                [--seq 512] [--batch 2] [-- more options for stoker train]
+                                [--seq 512] [--batch 2] [--seconds-max 0] [--floor X] [-- more options for stoker train]
 
-The peer is a command that prints `NN tok/s` and `maxrss X GB` on its last lines (as the scripts of the project's peers do). Each pair runs both, in turn
-first; the first steps of a run (warm-up) are not counted: the median of the rest is a run's rate. Prints one JSON line a run and a last one with the
-median ratio and its spread. Only ratios of one run of this script mean anything: machines drift.
+The peer is a command that prints `NN tok/s` and `maxrss X GB` on its last lines (bench/peers/step.py does). Each pair runs both, in turn first; the
+first steps of a run (warm-up) are not counted: the median of the rest is a run's rate. After at least 3 pairs it stops when the 95 % interval of the
+median ratio (percentile bootstrap) is within 2 % of the median on either side, at --pairs, or when --seconds-max has passed. Prints one JSON line a run
+and a last one ("summary": true) with the median ratio, its interval and whether the floor is met. Only ratios of one run of this script mean anything:
+machines drift.
 """
-import argparse, json, os, random, re, shlex, shutil, statistics, struct, subprocess, sys, tempfile
+import argparse, json, os, random, re, shlex, shutil, statistics, struct, subprocess, sys, tempfile, time
+
+PAIRS_MIN = 3
+
+
+def interval(values, resamples=2000):
+    """95 % interval of the median: percentile bootstrap."""
+    r = random.Random(1)
+    medians = sorted(statistics.median(r.choices(values, k=len(values))) for _ in range(resamples))
+    return medians[int(resamples * 0.025)], medians[int(resamples * 0.975) - 1]
+
+
+def enough(ratios, begin, args):
+    if len(ratios) >= args.pairs or (args.seconds_max and ratios and time.monotonic() - begin > args.seconds_max):
+        return True
+    if len(ratios) < PAIRS_MIN:
+        return False
+    low, high = interval(ratios)
+    middle = statistics.median(ratios)
+    return max(high - middle, middle - low) <= 0.02 * middle
 
 
 def stoker_run(args, more, work):
@@ -55,6 +76,8 @@ def main():
     p.add_argument("--batch", type=int, default=2)
     p.add_argument("--steps", type=int, default=6)
     p.add_argument("--warmup", type=int, default=1)
+    p.add_argument("--seconds-max", type=float, default=0)
+    p.add_argument("--floor", type=float)
     p.add_argument("--dir", help="folder for the run's files; default: a temporary one")
     args = p.parse_args(own)
     with tempfile.TemporaryDirectory(dir=args.dir) as work:
@@ -62,18 +85,27 @@ def main():
         r = random.Random(1)
         with open(os.path.join(work, "data.bin"), "wb") as f:
             f.write(b"".join(struct.pack("<H", r.randrange(min(vocab, 65536))) for _ in range(args.steps * args.seq * args.batch)))
-        ratios = []
-        for pair in range(args.pairs):
-            first_stoker = pair % 2 == 0
+        ratios, ours, theirs, begin = [], [], [], time.monotonic()
+        while not enough(ratios, begin, args):
+            first_stoker = len(ratios) % 2 == 0
             a = stoker_run(args, more, work) if first_stoker else None
             b = peer_run(args)
             a = a or stoker_run(args, more, work)
-            ratios.append(a["tokens_per_s"] / b["tokens_per_s"])
             for x in (a, b):
-                print(json.dumps({"bench": "step_peers", "pair": pair, **x}), flush=True)
-        print(json.dumps({"bench": "step_peers", "pairs": len(ratios), "median_ratio": statistics.median(ratios), "min_ratio": min(ratios),
-                          "max_ratio": max(ratios), "options": more, "peer": args.peer}))
+                print(json.dumps({"bench": "step_peers", "pair": len(ratios), **x}), flush=True)
+            ratios.append(a["tokens_per_s"] / b["tokens_per_s"])
+            ours.append(a)
+            theirs.append(b)
+        low, high = interval(ratios)
+        met = args.floor is None or high >= args.floor
+        print(json.dumps({"bench": "step_peers", "summary": True, "pairs": len(ratios), "median_ratio": statistics.median(ratios), "low": low, "high": high,
+                          "floor": args.floor, "met": met, "min_ratio": min(ratios), "max_ratio": max(ratios), "options": more, "peer": args.peer,
+                          "ours_median": statistics.median(x["tokens_per_s"] for x in ours),
+                          "theirs_median": statistics.median(x["tokens_per_s"] for x in theirs),
+                          "ours_peak_bytes": max(x["peak_rss_bytes"] for x in ours),
+                          "theirs_peak_bytes": max(x["peak_rss_bytes"] or 0 for x in theirs)}))
+    return 0 if met else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
