@@ -117,8 +117,9 @@ make_model() {
 
 show_plan() {
     section "3. What would be where"
-    say "Device memory is capped at $device_memory, below the parameters alone; parameters and" \
-        "optimizer state live in $out/nvme-*."
+    say "The device is this processor with a pool of memory of its own, used as a GPU's is: capped at" \
+        "$device_memory, below the parameters alone. Parameters and optimizer state live in $out/nvme-*" \
+        "and are read and written in every step: some 60 GiB in the whole demo."
     training reference --dry-run
     shown "${command[@]}"
 }
@@ -135,9 +136,11 @@ run_killed() {
     training killed --log "$out/killed.jsonl"
     "${command[@]}" > "$out/killed.out" 2>&1 &
     child=$!
+    local told=0
     until at=$(log_step tail "$out/killed.jsonl"); [ "$at" -ge "$kill_at" ]; do
         kill -0 "$child" 2> /dev/null || { cat "$out/killed.out" >&2
             fail "the run ended at step $at, before it could be killed"; }
+        if [ "$at" -ge $((told + 20)) ]; then told=$at; say "step $at of $steps"; fi
         sleep 0.1
     done
     find "$out/killed/checkpoints" -mindepth 1 -maxdepth 1 | grep -q . ||
@@ -231,3 +234,6 @@ check_learning
 check_export
 section "The demo is done"
 say "Model: $out/killed (config.json, model.safetensors, tokenizer)"
+if [ -z "$(find_peers)" ]; then
+    say "It was not loaded elsewhere: name a python3 that has transformers in STOKER_PEERS_PYTHON for that."
+fi
