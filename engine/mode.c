@@ -2,6 +2,7 @@
  *
  * Pure, application's thread, inside stk_seal; place.c and seal.c ask. Must not know how nodes run. */
 #include "engine/spec.h"
+#include "base/sys.h"
 
 static uint64_t round_page(uint64_t x) { return (x + 4095) / 4096 * 4096; }
 
@@ -13,13 +14,36 @@ static bool can_speculate(const stk_engine *e, const struct eng_placement *pl)
     return pl->opt == CHUNK_HOST || !e->cfg.adopt || e->durable.found_room >= room;
 }
 
-/* `auto`: chase, which takes nothing that serial does not, and is never slower. */
+/* Every folder alone has room for all state twice, and some. */
+static bool room_for_versions(const stk_engine *e)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < e->layout->n_chunks; i++)
+        for (int s = CHUNK_PARAM; s <= CHUNK_OPT; s++)
+            sum += round_page(chunk_bytes(e->layout, &e->layout->chunks[i], (enum chunk_state)s));
+    for (uint32_t i = 0; e->cfg.storage != STK_STORAGE_SIM && i < e->n_paths; i++) {
+        int64_t room = sys_disk_free(e->paths[i]);
+        if (room < 0 || (uint64_t)room / 3 < sum) return false;
+    }
+    return true;
+}
+
+/* `auto`: chase, which takes nothing that serial does not and is never slower. Speculate, which takes
+ * as much room on the drives again, where nothing can bind: with clipping off, and the transfers of the
+ * state, which it moves under backward, are most of what a step waits for. */
+static bool auto_speculates(const stk_engine *e, const struct eng_placement *pl)
+{
+    return e->cfg.update == STK_UPDATE_AUTO && pl->opt == CHUNK_NVME && !(e->cfg.clip > 0) &&
+           !e->cfg.durable && room_for_versions(e);
+}
+
 enum plan_update update_mode_choose(const stk_engine *e, const struct eng_placement *pl)
 {
     if (e->cfg.update == STK_UPDATE_SERIAL) return PLAN_SERIAL;
     if (e->cfg.own_order) return PLAN_CHASE;
     if (e->cfg.update == STK_UPDATE_SPLIT) return PLAN_SPLIT;
     if (e->cfg.update == STK_UPDATE_SPECULATE && can_speculate(e, pl)) return PLAN_SPECULATE;
+    if (auto_speculates(e, pl)) return PLAN_SPECULATE;
     return PLAN_CHASE;
 }
 
@@ -35,6 +59,8 @@ void mode_note(stk_engine *e, const struct eng_placement *pl)
     else if (spec && pl->update != PLAN_SPECULATE)
         eng_note(e, "update: chase, because the store that was taken over has no room for versions "
                     "that may be taken back");
+    if (e->cfg.update == STK_UPDATE_AUTO && pl->update == PLAN_SPECULATE)
+        eng_note(e, "update: speculate, because clipping is off: state moves under backward, too");
     if (pl->update != PLAN_SPECULATE) return;
     for (uint32_t i = 0; i < e->layout->n_chunks; i++) n += e->pchunks[i].spec;
     if (n < e->n_use_chunks)

@@ -241,11 +241,12 @@ static uint64_t largest_update_slot(const stk_engine *e)
 /* The norm separates backward, in which a drive has little to do, from the update, which is all
  * transfers. What this arena holds is read before the norm and written after the update: so much of
  * a step's transfers moves from where the step waits for them to where it does not. */
-static uint64_t update_room(const stk_engine *e)
+static uint64_t update_room(const stk_engine *e, enum plan_update update)
 {
     if (e->cfg.nvme_buffer) return e->cfg.nvme_buffer;
     if (e->cfg.durable && e->cfg.host_memory) return UINT64_MAX;
-    return 8 * largest_update_slot(e);
+    /* speculate: a quarter for the next update, the rest a ring of reads, updates and writes */
+    return (update == PLAN_SPECULATE ? 12 : 8) * largest_update_slot(e);
 }
 
 /* What each arena would like beyond the least: room to work ahead, bounded. */
@@ -265,10 +266,11 @@ static void desire(stk_engine *e, const struct plan_input *in, const uint64_t *l
         want[PLAN_ARENA_PARAM] = least[PLAN_ARENA_PARAM] + in->prefetch * round_page(block);
     if (least[PLAN_ARENA_ACC] && !e->cfg.own_order)
         want[PLAN_ARENA_ACC] = least[PLAN_ARENA_ACC] + acc;
-    if (least[PLAN_ARENA_UPDATE]) want[PLAN_ARENA_UPDATE] = update_room(e);
+    if (least[PLAN_ARENA_UPDATE]) want[PLAN_ARENA_UPDATE] = update_room(e, in->update);
     if (least[PLAN_ARENA_BOUNCE]) want[PLAN_ARENA_BOUNCE] = 8 * round_page(chunk);
-    if (least[PLAN_ARENA_GRAD]) { /* the last casts of backward must not wait for the drives */
-        want[PLAN_ARENA_GRAD] = 8 * round_page(chunk);
+    if (least[PLAN_ARENA_GRAD]) { /* the last casts of backward must not wait for the drives, and what
+                                   * is updated ahead of the norm reads its gradient there */
+        want[PLAN_ARENA_GRAD] = (in->update == PLAN_SPECULATE ? 16 : 8) * round_page(chunk);
         if (e->cfg.nvme_buffer / 8 > want[PLAN_ARENA_GRAD])
             want[PLAN_ARENA_GRAD] = e->cfg.nvme_buffer / 8;
     }

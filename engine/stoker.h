@@ -86,7 +86,8 @@ typedef enum { STK_TIER_AUTO, STK_TIER_DEVICE, STK_TIER_HOST, STK_TIER_NVME } st
 typedef enum { STK_ACT_AUTO, STK_ACT_KEEP, STK_ACT_RECOMPUTE, STK_ACT_HOST } stk_act;
 typedef enum { STK_ACCUMULATE_LAYER, STK_ACCUMULATE_MICRO } stk_accumulate;
 typedef enum {
-    STK_UPDATE_AUTO,
+    STK_UPDATE_AUTO,      /* chase; optimizer state on NVMe, clipping off, room there for two versions:
+                           * speculate */
     STK_UPDATE_SERIAL,    /* the step's update, then the next step */
     STK_UPDATE_CHASE,     /* under the next step's forward */
     STK_UPDATE_SPLIT,     /* chase, but the forward waits for the new parameters only; a second buffer of
