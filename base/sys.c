@@ -17,6 +17,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 struct fault {
@@ -221,8 +222,15 @@ int sys_thread_start(pthread_t *out, void *(*fn)(void *), void *arg)
     return rc;
 }
 
-void sys_thread_background(int nice)
+void sys_thread_prompt(void)
 {
-    /* Linux: of one thread. Lowering needs no right; that it cannot be is no reason to stop. */
-    (void)setpriority(PRIO_PROCESS, (id_t)gettid(), nice);
+    /* include/uapi/linux/sched/types.h, first version; for SCHED_OTHER the runtime is the slice */
+    struct {
+        uint32_t size, policy;
+        uint64_t flags;
+        int32_t nice;
+        uint32_t priority;
+        uint64_t runtime_ns, deadline_ns, period_ns;
+    } attr = { .size = 48, .nice = getpriority(PRIO_PROCESS, 0), .runtime_ns = 100000 };
+    (void)syscall(SYS_sched_setattr, 0, &attr, 0);
 }

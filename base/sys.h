@@ -71,8 +71,10 @@ bool sys_files_room(uint64_t more, uint64_t *open_now, uint64_t *limit);
 
 /* Starts a thread with every signal blocked. 0 or an errno value; join it with pthread_join. */
 int sys_thread_start(pthread_t *out, void *(*fn)(void *), void *arg);
-/* The calling thread, from now on: computes when nobody else wants to (`nice`: 0 to 19). */
-void sys_thread_background(int nice);
+/* The calling thread, from now on: works in short pieces between waits, and is not to stand behind
+ * those who compute each time. Its share of the processors stays what it was. Only a hint (Linux
+ * 6.12 and later). */
+void sys_thread_prompt(void);
 
 /* Test only: the k-th next call of `kind` fails with `os_errno` (k = 1: the next); times: how many
  * from there on fail (UINT64_MAX: all). Disarm with k = 0. sys_fault_seen: calls of that kind from

@@ -149,10 +149,11 @@ struct eng_durable {
 
 /* engine/save.c: a checkpoint under way. The engine lane's from stk_save_begin to the end, but for
  * what is atomic; what a job needs is the lane `save`'s while it has one. */
+#define SAVE_BATCH 4 /* chunks of one job: the lanes' hand-over waits for a processor each time */
 struct save_job {
     uint8_t kind;
-    uint32_t chunk;
-    struct state_view view;
+    uint32_t n, chunk[SAVE_BATCH];
+    struct state_view view[SAVE_BATCH];
     stk_status status;
     struct stk_error error;
     struct exec_task run, after, done;

@@ -86,7 +86,9 @@ static void job_files(stk_engine *e)
         return;
     }
     if (j->kind == JOB_CHUNK) {
-        j->status = ckpt_files_put(s->files, &e->layout->chunks[j->chunk], &j->view, &j->error);
+        for (uint32_t i = 0; i < j->n && j->status == STK_OK; i++)
+            j->status = ckpt_files_put(s->files, &e->layout->chunks[j->chunk[i]], &j->view[i],
+                                       &j->error);
         return;
     }
     if (j->kind == JOB_FINISH) {
@@ -127,11 +129,13 @@ static void job_run(void *engine)
     double rate = disk && disk->write_bytes_per_s > 0 ? disk->write_bytes_per_s : SIM_BYTES_PER_S;
     j->status = STK_OK;
     stk_error_clear(&j->error);
-    /* the lane's only thread, for good: what computes the step has the processors first */
-    if (j->kind == JOB_OPEN && exec_kind_of(e->ex) == EXEC_THREADS) sys_thread_background(19);
+    /* the lane's only thread, for good. A low priority instead was tried: where the step keeps every
+     * processor busy the checkpoint then takes twice as long as a step, and the next one waits */
+    if (j->kind == JOB_OPEN && exec_kind_of(e->ex) == EXEC_THREADS) sys_thread_prompt();
     job_files(e);
-    if (j->kind == JOB_CHUNK)
-        exec_lane_busy(e->save.lane, (uint64_t)(12e9 * (double)j->view.n / rate));
+    uint64_t elems = 0;
+    for (uint32_t i = 0; j->kind == JOB_CHUNK && i < j->n; i++) elems += j->view[i].n;
+    exec_lane_busy(e->save.lane, (uint64_t)(12e9 * (double)elems / rate));
     exec_task_init(&j->after, job_after, e);
     exec_post(e->save.lane, &j->after);
 }
@@ -192,12 +196,12 @@ static void job_done(void *engine)
     const struct save_job *j = &s->job;
     atomic_fetch_add_explicit(&e->progress, 1, memory_order_relaxed);
     s->busy = false;
-    if (j->kind == JOB_CHUNK) {
-        s->state[j->chunk] = DONE;
-        s->n_done++;
-    }
     if (j->status != STK_OK) give_up(e, &j->error);
-    if (j->kind == JOB_CHUNK && s->gated == j->chunk) open_gate(e);
+    for (uint32_t i = 0; j->kind == JOB_CHUNK && i < j->n; i++) {
+        s->state[j->chunk[i]] = DONE;
+        s->n_done++;
+        if (s->gated == j->chunk[i]) open_gate(e);
+    }
     if (j->kind == JOB_FINISH || j->kind == JOB_CLEAN) end(e);
     else pump(e);
 }
@@ -208,7 +212,7 @@ static void get_done(struct store_op *op)
     struct eng_save *s = &e->save;
     if (op->status != STK_OK && !s->broken) {
         struct stk_error err = { 0 };
-        const struct stk_chunk *c = &e->layout->chunks[s->job.chunk];
+        const struct stk_chunk *c = &e->layout->chunks[s->job.chunk[0]];
         stk_error_set(&err, op->status, op->error.os_errno, "reading back block %s, chunk %u: %s",
                       e->layout->blocks[c->block].name, c->id, op->error.text);
         give_up(e, &err);
@@ -224,24 +228,27 @@ static void get_done(struct store_op *op)
     pump(e);
 }
 
-/* Points the job's view at the chunk's state, or at where it is read to. */
-static void make_view(stk_engine *e, const struct stk_chunk *c)
+/* Points the job's next view at the chunk's state, or at where it is read to. */
+static void add_view(stk_engine *e, const struct stk_chunk *c)
 {
     struct eng_save *s = &e->save;
+    struct state_view *v = &s->job.view[s->job.n];
     uint8_t *param = c->host[CHUNK_PARAM], *opt = c->host[CHUNK_OPT], *at = s->raw;
     if (c->home[CHUNK_PARAM] == CHUNK_NVME && needs_param(e, c)) {
         param = at;
         at += round_page(chunk_bytes(e->layout, c, CHUNK_PARAM));
     }
     if (!c->frozen && c->home[CHUNK_OPT] == CHUNK_NVME) opt = at;
-    s->job.view = (struct state_view){ .n = c->n_elems, .frozen = c->frozen };
-    s->job.view.param = (uint16_t *)(void *)param;
+    *v = (struct state_view){ .n = c->n_elems, .frozen = c->frozen };
+    v->param = (uint16_t *)(void *)param;
+    s->state[c->id] = BUSY;
+    s->job.chunk[s->job.n++] = c->id;
     if (c->frozen) return;
     uint64_t first = e->layout->dtype == CHUNK_BF16 ? 2 : 4;
-    s->job.view.low = (int16_t *)(void *)opt;
-    s->job.view.master = (float *)(void *)opt;
-    s->job.view.exp_avg = (float *)(void *)(opt + first * c->n_elems);
-    s->job.view.exp_avg_sq = s->job.view.exp_avg + c->n_elems;
+    v->low = (int16_t *)(void *)opt;
+    v->master = (float *)(void *)opt;
+    v->exp_avg = (float *)(void *)(opt + first * c->n_elems);
+    v->exp_avg_sq = v->exp_avg + c->n_elems;
 }
 
 static void read_back(stk_engine *e, const struct stk_chunk *c, enum chunk_state k, void *buf)
@@ -259,23 +266,39 @@ static void read_back(stk_engine *e, const struct stk_chunk *c, enum chunk_state
     if (op->status != STK_OK) get_done(op);
 }
 
+static bool is_read(const stk_engine *e, const struct stk_chunk *c, enum chunk_state k)
+{
+    return c->extent[k] != CHUNK_NO_EXTENT && (k == CHUNK_OPT || needs_param(e, c));
+}
+
+/* The oldest one that is ready; PLAN_NO. */
+static uint32_t oldest(struct eng_save *s)
+{
+    while (s->head < s->tail && s->state[s->queue[s->head]] != READY) s->head++;
+    return s->head < s->tail ? s->queue[s->head] : PLAN_NO;
+}
+
+/* One chunk, and what is ready after it if nothing has to be read and nobody waits. */
 static void take(stk_engine *e, uint32_t chunk)
 {
     struct eng_save *s = &e->save;
     const struct stk_chunk *c = &e->layout->chunks[chunk];
-    bool param = c->extent[CHUNK_PARAM] != CHUNK_NO_EXTENT && needs_param(e, c),
-         opt = c->extent[CHUNK_OPT] != CHUNK_NO_EXTENT;
-    s->state[chunk] = BUSY;
-    s->job.chunk = chunk;
-    make_view(e, c);
-    if (!param && !opt) {
-        submit(e, JOB_CHUNK);
+    bool param = is_read(e, c, CHUNK_PARAM), opt = is_read(e, c, CHUNK_OPT);
+    s->job.n = 0;
+    add_view(e, c);
+    if (param || opt) {
+        s->busy = true;
+        s->reads_left = (uint32_t)param + (uint32_t)opt;
+        if (param) read_back(e, c, CHUNK_PARAM, s->job.view[0].param);
+        if (opt) read_back(e, c, CHUNK_OPT, s->job.view[0].low);
         return;
     }
-    s->busy = true;
-    s->reads_left = (uint32_t)param + (uint32_t)opt;
-    if (param) read_back(e, c, CHUNK_PARAM, s->job.view.param);
-    if (opt) read_back(e, c, CHUNK_OPT, s->job.view.low);
+    while (s->gated == PLAN_NO && s->job.n < SAVE_BATCH && (chunk = oldest(s)) != PLAN_NO) {
+        c = &e->layout->chunks[chunk];
+        if (is_read(e, c, CHUNK_PARAM) || is_read(e, c, CHUNK_OPT)) break;
+        add_view(e, c);
+    }
+    submit(e, JOB_CHUNK);
 }
 
 /* Whatever can go on goes on. */
@@ -290,8 +313,8 @@ static void pump(stk_engine *e)
     } else if (s->gated != PLAN_NO && s->state[s->gated] == READY) {
         take(e, s->gated);
     } else {
-        while (s->head < s->tail && s->state[s->queue[s->head]] != READY) s->head++;
-        if (s->head < s->tail) take(e, s->queue[s->head++]);
+        uint32_t chunk = oldest(s);
+        if (chunk != PLAN_NO) take(e, chunk);
     }
 }
 
@@ -343,7 +366,7 @@ bool save_holds(const stk_engine *e, const struct plan_node *n)
     const struct eng_save *s = &e->save;
     if (!s->active || !changes_state(n) || s->no_gate) return false;
     /* given up or not: no put beside a get (nvme/store.h) */
-    if (s->broken && !(s->reads_left > 0 && n->chunk == s->job.chunk)) return false;
+    if (s->broken && !(s->reads_left > 0 && n->chunk == s->job.chunk[0])) return false;
     return s->state[n->chunk] == READY || s->state[n->chunk] == BUSY;
 }
 
