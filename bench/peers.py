@@ -139,8 +139,9 @@ class Runner:
 
 
 def table(rows, info):
-    text = ["# stoker beside its peers", "", "Ratios are stoker's rate over the peer's, both sides alternating in one run; the interval is that of the median, 95 %.",
-            "", "| what | median | interval | pairs | floor | | |", "|---|---|---|---|---|---|---|"]
+    text = ["# stoker beside its peers", "",
+            "Ratios are stoker's rate over the peer's, both sides alternating in one run; the interval is that of the median, 95 %.", "",
+            "| what | median | interval | pairs | floor | | |", "|---|---|---|---|---|---|---|"]
     for r in rows:
         if "missing" in r:
             text.append("| %s | not measured: %s | | | | | |" % (r["what"], re.sub(r"\s+", " ", r["missing"])[:160]))

@@ -145,7 +145,8 @@ def test_library_exports_the_header_and_nothing_else(installed):
 
 def test_what_is_installed(installed):
     found = set(installed.files)
-    expected = {"stoker", "stoker.h", "stoker.pc", "libstoker.a", "libstoker.so", "README.md"}
+    expected = {"stoker", "stoker.h", "stoker.pc", "libstoker.a", "libstoker.so", "README.md"} | set(
+        name for name in os.listdir(os.path.join(ROOT, "share", "machines")) if name.endswith(".json"))
     numbered = {name for name in found if re.fullmatch(r"libstoker\.so\.[\d.]+", name)}
     assert found - numbered == expected, found ^ expected
     assert len(numbered) == 2, numbered
