@@ -16,6 +16,7 @@
 #define LEAST_ELEMS 65536ull
 #define RUNS 5
 #define HOPS 64
+#define JOBS 32
 #define DRIVE_LATENCY_NS 100000u /* of a drive that is not simulated: of the order of a flash read */
 
 /* --- measuring -------------------------------------------------------------------------------- */
@@ -24,25 +25,81 @@ struct bench {
     stk_engine *e;
     uint8_t *memory;
     uint64_t n, size_bytes;     /* elements */
+    struct exec_team *team;
     uint32_t threads;
     uint32_t sink;
 };
 typedef void bench_fn(struct bench *b);
 
+/* The update as the engine runs it: chunk after chunk, each one a job of a team, so that what the
+ * members wait for each other is in it. */
+struct adam_job { struct exec_team_job job; struct bench *b; uint64_t first, n; };
+
+static void adam_slice(void *arg, uint32_t slice, uint32_t n_slices)
+{
+    const struct adam_job *j = arg;
+    const struct bench *b = j->b;
+    uint64_t from = j->first + j->n / 64 * slice / n_slices * 64,
+             to = j->first + j->n / 64 * (slice + 1) / n_slices * 64;
+    float *m = (float *)(void *)b->memory, *v = m + b->n;
+    uint16_t *param = (uint16_t *)(void *)(v + b->n), *grad = param + 2 * b->n;
+    stk_adam_bf16(param + from, (int16_t *)(param + b->n + from), m + from, v + from, grad + from,
+                  to - from, STK_ADAMW, 1e-5, 0.9, 0.999, 1e-8, 0.01, 1.0, 7, 1);
+}
+
+static void set_wait_event(void *engine)
+{
+    exec_event_set(&((stk_engine *)engine)->wait_event);
+}
+
+/* Queues the jobs and waits for the last. */
+static void run_jobs(struct bench *b, struct adam_job *jobs, uint32_t n)
+{
+    stk_engine *e = b->e;
+    exec_event_reset(&e->wait_event);
+    exec_task_init(&e->wait_task, set_wait_event, e);
+    for (uint32_t i = 0; i < n; i++) {
+        jobs[i].job.arg = &jobs[i];
+        jobs[i].job.n_slices = exec_team_members(b->team);
+        jobs[i].job.done_lane = i + 1 == n ? e->lane : NULL;
+        jobs[i].job.done = i + 1 == n ? &e->wait_task : NULL;
+        exec_team_run(b->team, &jobs[i].job);
+    }
+    if (n > 0) (void)exec_event_wait(&e->wait_event, UINT64_MAX, NULL);
+}
+
 static void run_adam(struct bench *b)
 {
-    uint8_t *at = b->memory;
-    float *m = (float *)(void *)at, *v = m + b->n;
-    uint16_t *param = (uint16_t *)(void *)(v + b->n), *grad = param + 2 * b->n;
-    stk_adam_bf16(param, (int16_t *)(param + b->n), m, v, grad, b->n, STK_ADAMW, 1e-5, 0.9, 0.999,
-                  1e-8, 0.01, 1.0, 7, b->threads);
+    struct adam_job jobs[JOBS];
+    uint64_t chunk = b->e->cfg.chunk_elems, at = 0;
+    while (at < b->n) {
+        uint32_t n = 0;
+        for (; n < JOBS && at < b->n; n++, at += chunk)
+            jobs[n] = (struct adam_job){ .job.fn = adam_slice,
+                                         .b = b,
+                                         .first = at,
+                                         .n = b->n - at < chunk ? b->n - at : chunk };
+        run_jobs(b, jobs, n);
+    }
+}
+
+/* Both cast streams at once: a half each. */
+static void cast_half(void *arg, uint32_t slice, uint32_t n_slices)
+{
+    const struct adam_job *j = arg;
+    const struct bench *b = j->b;
+    uint64_t n = b->n / 2 / 64 * 64, first = slice * n, chunk = b->e->cfg.chunk_elems;
+    struct convert_sum sum;
+    for (uint64_t at = 0; slice < ENG_CASTS && at < n; at += chunk)
+        convert_grad_bf16((const float *)(const void *)b->memory + first + at,
+                          (uint16_t *)(void *)(b->memory + 4 * b->n) + first + at,
+                          n - at < chunk ? n - at : chunk, 1.0f, &sum);
 }
 
 static void run_cast(struct bench *b)
 {
-    struct convert_sum sum;
-    convert_grad_bf16((const float *)(void *)b->memory,
-                      (uint16_t *)(void *)(b->memory + 4 * b->n), b->n, 1.0f, &sum);
+    struct adam_job j = { .job.fn = cast_half, .b = b };
+    run_jobs(b, &j, 1);
 }
 
 static void run_copy(struct bench *b)
@@ -79,11 +136,6 @@ static double rate_of(struct bench *b, bench_fn *fn, double bytes)
     return ns[RUNS / 2] > 0 ? bytes / ns[RUNS / 2] * 1e9 : 0;
 }
 
-static void set_wait_event(void *engine)
-{
-    exec_event_set(&((stk_engine *)engine)->wait_event);
-}
-
 /* There and back between two threads: what a completion takes through the engine lane. */
 static uint64_t hop_ns(stk_engine *e)
 {
@@ -116,7 +168,8 @@ static void measure_rates_of_host(struct bench *b, stk_machine *m)
 {
     double n = (double)b->n, size = (double)b->size_bytes, widest;
     m->update_bytes_per_s = rate_of(b, run_adam, 26 * n);
-    m->cast_bytes_per_s = rate_of(b, run_cast, 2 * n);
+    /* of one stream; a team of one casts a half */
+    m->cast_bytes_per_s = rate_of(b, run_cast, n);
     m->copy_in_bytes_per_s = m->copy_out_bytes_per_s = rate_of(b, run_copy, size / 2);
     m->checksum_bytes_per_s = rate_of(b, run_checksum, size / 4);
     b->threads = m->cores;
@@ -144,11 +197,13 @@ stk_status stk_machine_measure(stk_engine *e, stk_machine *out)
     out->cores = cpu_cores("");
     out->flops_per_s = e->caps.matmul_flops_per_s;
     b.threads = e->cfg.update_threads ? e->cfg.update_threads : out->cores;
-    measure_rates_of_host(&b, out);
+    stk_status st = exec_team_open(e->ex, "measure", b.threads, &b.team, &e->err);
+    if (st == STK_OK) measure_rates_of_host(&b, out);
+    if (st == STK_OK) exec_team_close(b.team);
     sys_munmap(b.memory, b.size_bytes);
     out->hop_ns = hop_ns(e);
-    e->predicting = true;
-    return STK_OK;
+    e->predicting = st == STK_OK;
+    return st;
 }
 
 /* --- drives ----------------------------------------------------------------------------------- */
