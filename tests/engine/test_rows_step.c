@@ -161,8 +161,9 @@ static char *forged(const char *path, const char *name, const char *dtype, const
 {
     struct stk_error err = { 0 };
     json_t *doc = NULL;
-    char *partial = NULL, *out = NULL, file[1024], key[128];
+    char *partial = NULL, *out = NULL, *note = NULL, file[1024], key[128];
     size_t size = 0;
+    uint64_t step = 0;
     const char *dir = world_dir("forged");
     snprintf(file, sizeof file, "%s/state-00001.safetensors", path);
     char *raw = read_file(file, &size);
@@ -178,10 +179,11 @@ static char *forged(const char *path, const char *name, const char *dtype, const
         bool ok = f && fwrite(raw, 1, size, f) == size;
         if (f) fclose(f);
         if (ok && manifest_commit(dir, 2, partial, doc, &err) == STK_OK)
-            manifest_newest(dir, &out, NULL, NULL, &err);
+            manifest_newest(dir, &out, &step, &note, &err);
     }
     if (!out) printf("# forging %s: %s\n", name, err.text);
     json_decref(doc);
+    sys_free(note);
     sys_free(partial);
     free(raw);
     return out;
