@@ -109,12 +109,19 @@ static stk_status read_part(struct loader *l, const struct stk_tensor *t, int k,
     struct st_file *f = NULL;
     snprintf(name, sizeof name, "%s%s", t->name, ckpt_suffix[k]);
     const struct st_tensor *s = find_tensor(l, name, &f);
-    uint32_t bytes = t->frozen ? 2 : 4;
-    if (!s || s->n_elements != t->n_elems || st_dtype_bytes(s->dtype) != bytes)
+    const enum st_dtype half = l->e->layout->dtype == CHUNK_BF16 ? ST_BF16 : ST_F16,
+                        want = t->frozen ? half : ST_F32;
+    uint32_t bytes = st_dtype_bytes(want);
+    if (!s || s->n_elements != t->n_elems)
         return stk_error_set(
             &l->e->err, STK_ERR_FORMAT, 0,
             "%s: tensor %s is missing or has another size than the model's (%llu elements)",
             l->path, name, (unsigned long long)t->n_elems);
+    if (s->dtype != want) /* as wide or not: other bits are never taken for ours (ADM-13) */
+        return stk_error_set(&l->e->err, STK_ERR_FORMAT, 0,
+                             "%s: tensor %s is %s there and must be %s: resume from another "
+                             "checkpoint",
+                             l->path, name, st_dtype_name(s->dtype), st_dtype_name(want));
     return st_read(f, s, first * bytes, (uint64_t)n * bytes, out, &l->e->err);
 }
 

@@ -93,6 +93,12 @@ stk_status counters_agree_model(stk_engine *e, const char *path, const json_t *d
         return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
                              "%s: was written with dtype %s, this run has %s: give --dtype %s",
                              path, dtype ? dtype : "unknown", own, dtype ? dtype : "bf16");
+    const char *moments = json_string_value(json_object_get(doc, "moments"));
+    if (!moments || strcmp(moments, "fp32"))
+        return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
+                             "%s: its moments are %s, this run keeps fp32: resume from another "
+                             "checkpoint",
+                             path, moments ? moments : "of unknown dtype");
     return STK_OK;
 }
 

@@ -8,8 +8,9 @@
 Every test program prints TAP (tests/test.h).  A program counts as one failed test more when it crashed, ran out of
 time, printed no test, ended with a code that its lines do not explain, or printed another number of tests than its
 plan says: nothing that did not finish can pass.  `run` appends what it counted to the results file, one JSON
-object a line; `summary` prints the failures, a line for each reason why something was skipped, and ends with one line,
-`N passed, N failed, N skipped`.
+object a line; `summary` prints the failures, a line for each reason why something was skipped, one with how much of
+each room ran, and ends with one line, `N passed, N failed, N skipped`.  A room of which no test ran, though nothing
+was left out by --match, is a failure (ZR3-04).
 
 Only the standard library: this runs on a fresh machine.
 """
@@ -154,13 +155,15 @@ class Run:
             limit_s = test["timeout"] if test["timeout"] > 0 else LIMIT_MAX_S
             limit_s = min(limit_s * self.args.timeout_multiplier, LIMIT_MAX_S if not self.args.soak else 48 * 3600)
             output, code, timed_out, took_s = run_one(test, environment, limit_s, self.args.wrap.split())
-            self.keep(test["name"], judge(test["name"], output, code, limit_s, timed_out, test.get("protocol", "tap")), took_s)
+            found = judge(test["name"], output, code, limit_s, timed_out, test.get("protocol", "tap"))
+            self.keep(test["name"], test["suite"][0].split(":")[-1] if test["suite"] else "", found, took_s)
 
-    def keep(self, program, tests, took_s):
+    def keep(self, program, room, tests, took_s):
         count = {kind: sum(k == kind for _, k, _ in tests) for kind in ("passed", "failed", "skipped")}
         text = ", ".join("%d %s" % (n, kind) for kind, n in count.items() if n)
         with self.lock:
-            self.results.append({"label": self.args.label, "program": program, "took_s": round(took_s, 2), "tests": [
+            self.results.append({"label": self.args.label, "program": program, "room": room, "whole": not self.args.match,
+                                 "took_s": round(took_s, 2), "tests": [
                 {"name": n, "kind": k, "lines": lines[-LINES_SHOWN:] if k != "passed" else []} for n, k, lines in tests]})
             print("   %-6s %-34s %6.1f s  %s" % (self.args.label, program, took_s, text), flush=True)
 
@@ -204,6 +207,21 @@ def command_note(args):
     return 0
 
 
+def rooms_of(results):
+    """{room: [ran, skipped]}, and sentences about rooms of a label of which nothing ran though all of it was asked for."""
+    all_rooms, labels = {}, {}
+    for result in results:
+        skipped = sum(t["kind"] == "skipped" for t in result["tests"])
+        for found, key in ((all_rooms, result.get("room")), (labels, (result["label"], result.get("room")))):
+            entry = found.setdefault(key, [0, 0, False])
+            entry[0] += len(result["tests"]) - skipped
+            entry[1] += skipped
+            entry[2] |= result.get("whole", False)
+    return ({room: (ran, skipped) for room, (ran, skipped, _) in sorted(all_rooms.items(), key=str) if room},
+            ["%s: none of %d tests in the room %s ran" % (label, skipped, room)
+             for (label, room), (ran, skipped, whole) in labels.items() if room and whole and not ran])
+
+
 def command_summary(args):
     results = []
     if os.path.exists(args.results):
@@ -222,6 +240,13 @@ def command_summary(args):
                 reasons[reason] = reasons.get(reason, 0) + 1
     for reason, n in sorted(reasons.items(), key=lambda pair: (-pair[1], pair[0])):
         print("skipped %3d: %s" % (n, reason))
+    rooms, empty = rooms_of(results)
+    if rooms:
+        print("ran, by room: " + ", ".join("%s %d%s" % (room, ran, " (%d skipped)" % skipped if skipped else "")
+                                           for room, (ran, skipped) in rooms.items()))
+    for sentence in empty:
+        print("FAILED: " + sentence)
+    count["failed"] += len(empty)
     print("%(passed)d passed, %(failed)d failed, %(skipped)d skipped" % count)
     return int(count["failed"] > 0 or count["passed"] == 0)
 

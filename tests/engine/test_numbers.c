@@ -228,6 +228,7 @@ TEST(adm_17_every_mix_that_is_offered_runs)
             }
 }
 
+/* ADM-16: an optimizer that is not there is never run as another. */
 TEST(mpx_14_mixes_that_do_not_exist_are_refused)
 {
     struct toy t;
@@ -237,7 +238,7 @@ TEST(mpx_14_mixes_that_do_not_exist_are_refused)
     CHECK(REFUSED(st, STK_ERR_CONFIG, t.e, "bf16 or fp16"));
     stk_close(t.e);
     toy_init(&t, 2, 1);
-    t.cfg.optimizer = (stk_optimizer)7; /* ADM-16: an unknown optimizer is never run as another */
+    t.cfg.optimizer = (stk_optimizer)7;
     st = stk_open(&t.cfg, &t.e);
     CHECK(REFUSED(st, STK_ERR_CONFIG, t.e, "optimizer"));
     stk_close(t.e);
@@ -330,6 +331,24 @@ TEST(zr3_05_gradient_bytes_written_each_step)
         CHECK(s.nvme_read_bytes == (i ? want : 0)); /* each is read by the next step's update */
     }
     stk_close(t.e);
+}
+
+/* And what the update makes of them is what it makes of those in memory: after 20 steps. */
+TEST(zr3_05_twenty_steps_on_nvme_equal_those_in_memory)
+{
+    uint64_t hash[WORLD_PLACE_N] = { 0 };
+    double loss[WORLD_PLACE_N] = { 0 };
+    for (int p = 0; p < WORLD_PLACE_N; p++) {
+        struct toy t;
+        toy_init(&t, 3, 2);
+        RUN(&t, world_start(&t, p));
+        RUN(&t, world_steps(&t, 20, 3e-3));
+        RUN(&t, toy_hash(&t, &hash[p]));
+        loss[p] = t.last_loss;
+        stk_close(t.e);
+    }
+    CHECK(hash[0] && hash[0] == hash[1] && hash[0] == hash[2]);
+    CHECK(loss[0] == loss[1] && loss[0] == loss[2]);
 }
 
 /* --- ZR3-17: odd shapes ----------------------------------------------------------------------- */

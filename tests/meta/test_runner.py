@@ -74,6 +74,20 @@ def test_reasons_of_skips():
                                     "0 passed, 0 failed, 8 skipped"]), summary(results)
 
 
+def test_zr3_04_a_room_that_did_not_run_fails():
+    """How much ran is said for each room; one of which everything was skipped is no success, unless a part was asked for."""
+    def one(room, kinds, whole=True, label="gcc"):
+        return {"label": label, "program": "p", "room": room, "whole": whole, "took_s": 0,
+                "tests": [{"name": "t", "kind": kind, "lines": ["no disk"]} for kind in kinds]}
+    some = [one("nvme", ["passed", "skipped"]), one("base", ["passed"])]
+    said = ["skipped   1: no disk", "ran, by room: base 1, nvme 1 (1 skipped)", "2 passed, 0 failed, 1 skipped"]
+    assert summary(some) == (0, said), summary(some)
+    code, lines = summary(some + [one("offload", ["skipped"] * 3), one("offload", ["skipped"])])
+    assert code == 1 and lines[-2:] == ["FAILED: gcc: none of 4 tests in the room offload ran", "2 passed, 1 failed, 5 skipped"], lines
+    assert summary(some + [one("nvme", ["skipped"], label="asan")])[0] == 1, "each configuration by itself"
+    assert summary(some + [one("offload", ["skipped"], whole=False)])[0] == 0
+
+
 def test_programs_are_run():
     """A crash, a hang and a good program, through the whole of `run`."""
     def test(name, script, timeout):

@@ -3,6 +3,7 @@
  * which must not become slow.
  *
  * Times are compared with each other only, the least of several in turn. */
+#include "base/convert.h"
 #include "base/numeric.h"
 #include "base/rng.h"
 #include "base/sys.h"
@@ -197,6 +198,46 @@ TEST(adam_adm_10_a_million_small_tensors_cost_no_more_per_byte)
     free(coef);
     layout_free(small);
     layout_free(large);
+}
+
+/* --- the finite check ------------------------------------------------------------------------- */
+
+/* MPX-07: what the sum of squares and the finite check add to the cast of a gradient, against what
+ * the cast and the update take. A step also computes, 6 FLOPs a parameter and token: at 512 tokens
+ * and 100 GFLOP/s a core, 30 ns an element, so that a third of cast and update is a hundredth of
+ * it. A pass of its own over the gradients would take as long as the cast at least. */
+TEST(adam_mpx_07_finite_check_is_a_small_share_of_the_update)
+{
+    uint64_t n = 8ull * CHUNK_ELEMS, least[3] = { UINT64_MAX, UINT64_MAX, UINT64_MAX };
+    struct stk_layout *l = layout_of(&n, 1, CHUNK_BF16, CHUNK_ELEMS);
+    float *acc = sys_mmap(4 * n, true);
+    uint16_t *out = sys_mmap(2 * n, true);
+    uint8_t *memory = sys_mmap(14ull * CHUNK_ELEMS * DISTINCT, true);
+    struct adam_hyper h = { 1e-4, 0.9, 0.999, 1e-8, 0.01, ADAM_ADAMW };
+    struct adam_coef coef;
+    REQUIRE(l && acc && out && memory);
+    adam_coef_make(&h, 7, 1.0, &coef);
+    for (int i = 0; i < 9; i++) {
+        struct convert_sum sum;
+        uint64_t at[4] = { now_ns() };
+        convert_f32_to_bf16(acc, out, n);
+        at[1] = now_ns();
+        convert_grad_bf16(acc, out, n, 1.0f, &sum);
+        at[2] = now_ns();
+        pass_ns(adam_pick(NULL), l, &coef, memory);
+        at[3] = now_ns();
+        for (int k = 0; k < 3; k++)
+            if (at[k + 1] - at[k] < least[k]) least[k] = at[k + 1] - at[k];
+    }
+    double more = (double)least[1] - (double)least[0];
+    printf("# cast %.3f ns/element, with norm and finite check %.3f, update %.3f: %.1f %%\n",
+           (double)least[0] / (double)n, (double)least[1] / (double)n, (double)least[2] / (double)n,
+           100 * more / (double)(least[1] + least[2]));
+    CHECK(3 * more <= (double)(least[1] + least[2]));
+    sys_munmap(acc, 4 * n);
+    sys_munmap(out, 2 * n);
+    sys_munmap(memory, 14ull * CHUNK_ELEMS * DISTINCT);
+    layout_free(l);
 }
 
 /* --- zero gradients --------------------------------------------------------------------------- */

@@ -2,11 +2,12 @@
 
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
 
-from cli_common import STOKER, log, make_model, read, refused, run_tests, skip, write
+from cli_common import SMALL, STOKER, log, make_model, read, refused, run, run_tests, skip, write
 
 STATES = ["--params", "nvme", "--optimizer-state", "nvme", "--grads", "nvme"]
 
@@ -130,6 +131,62 @@ def test_use_05_the_storage_path_in_use_is_named(p):
         out, _ = p.train("use05-" + kind, "--steps", "1", *swap(p, "swap05"), *STATES, "--storage", kind)
         line = [x for x in out.splitlines() if "storage:" in x]
         assert len(line) == 1 and words in line[0], (kind, line)
+
+
+def test_adm_07_loss_curves_of_300_steps_agree(p):
+    """Offload off, in host memory, on NVMe, with one micro-batch and with four: one curve, but for the order of sums."""
+    tiers = {"off": ["--params", "device", "--device", "host:discrete"], "host": ["--params", "host"],
+             "nvme": [*swap(p, "swap07"), *STATES]}
+    exact = ["--steps", "300", "--activation-dtype", "f32", "--matmul", "f32", "--predict", "off"]
+    curves = {}
+    for micro in ["4", "1"]:
+        for tier, more in tiers.items():
+            name = "adm07-%s-%s" % (tier, micro)
+            p.train(name, *exact, *more, "--log", p.at(name + ".jsonl"),
+                    small=["--seq", "24", "--batch", "4", "--micro-batch", micro, "--lr", "1e-3", "--threads", "1",
+                           "--update-threads", "1", "--progress", "none"])
+            curves[tier, micro] = [(x["loss"], x["grad_norm"]) for x in log(p.at(name + ".jsonl"))]
+            assert curves[tier, micro] == curves["off", micro], "%s is another curve than offload off" % name
+    one, four = curves["off", "4"], curves["off", "1"]
+    assert len(one) == 300 and one[-1][0] < 0.75 * one[0][0], (one[0], one[-1])
+    loss = max(abs(a[0] - b[0]) for a, b in zip(one, four))
+    norm = max(abs(a[1] - b[1]) for a, b in zip(one, four))
+    print("# loss %.3f to %.3f; four micro-batches against one: loss within %.2g, norm within %.2g"
+          % (one[0][0], one[-1][0], loss, norm))
+    assert loss <= 1e-3 and norm <= 1e-4, (loss, norm)
+
+
+def test_adm_16_an_optimizer_that_is_not_there_is_refused_by_name(p):
+    """Never run as another one, and never on a flattened view."""
+    for name in ["muon", "adagrad", "lion", "sgd", "adam8bit"]:
+        refused(2, ["--optimizer", name, "adamw"], "train", "--model", p.model, "--data", p.data, "--out", p.at("never"),
+                "--steps", "1", "--optimizer", name, absent=[p.at("never")])
+
+
+def test_mpx_04_effective_values_are_those_of_the_manual(p):
+    """No options: what is in force is what `--help` says, and fp16 begins at the documented 65536."""
+    text, _ = run("train", "--help")
+    manual = dict(re.findall(r"^  --([a-z0-9-]+) .*default ([^ ;,)]+)\)", text, re.M))
+    out, _ = p.train("printed04", "--steps", "3", "--print-config", small=[])
+    lines = {x.split()[0]: x.split()[1] for x in out.splitlines()}
+    checked = {k for k in manual if k in lines}
+    assert {"clip", "lr", "beta1", "beta2", "eps", "weight-decay", "dtype", "optimizer", "seq", "batch"} <= checked, checked
+    for name in checked:
+        assert lines[name] == manual[name] or float(lines[name]) == float(manual[name]), (name, lines[name], manual[name])
+    assert re.search(r"--loss-scale .*default 65536", text)
+    out, _ = p.train("mpx04", "--steps", "1", "--dtype", "fp16", "--log", p.at("mpx04.jsonl"))
+    assert "loss scale 65536 at first" in out and log(p.at("mpx04.jsonl"))[0]["loss_scale"] == 65536
+
+
+def test_mem_26_threads_follow_the_cores_the_process_has(p):
+    """No --threads: as many as the cpuset gives, not as the machine has."""
+    cores = sorted(os.sched_getaffinity(0))
+    small = [x for x in SMALL if x not in ("--threads", "1")] + ["--dry-run"]
+    for n in {1, min(2, len(cores))}:
+        args = ["train", "--model", p.model, "--data", p.data, "--out", p.at("mem26"), "--steps", "1", *small]
+        done = subprocess.run([STOKER, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60,
+                              preexec_fn=lambda n=n: os.sched_setaffinity(0, cores[:n]))
+        assert done.returncode == 0 and b";threads=%d;" % n in done.stdout, (n, done.stdout, done.stderr)
 
 
 run_tests(sys.modules[__name__])
