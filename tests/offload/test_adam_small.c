@@ -204,7 +204,7 @@ TEST(adam_adm_10_a_million_small_tensors_cost_no_more_per_byte)
 
 /* MPX-07: what the sum of squares and the finite check add to the cast of a gradient, against what
  * the cast and the update take. A step also computes, 6 FLOPs a parameter and token: at 512 tokens
- * and 100 GFLOP/s a core, 30 ns an element, so that a third of cast and update is a hundredth of
+ * and 100 GFLOP/s a core, 30 ns an element, so that a half of cast and update is a fiftieth of
  * it. A pass of its own over the gradients would take as long as the cast at least. */
 TEST(adam_mpx_07_finite_check_is_a_small_share_of_the_update)
 {
@@ -233,7 +233,7 @@ TEST(adam_mpx_07_finite_check_is_a_small_share_of_the_update)
     printf("# cast %.3f ns/element, with norm and finite check %.3f, update %.3f: %.1f %%\n",
            (double)least[0] / (double)n, (double)least[1] / (double)n, (double)least[2] / (double)n,
            100 * more / (double)(least[1] + least[2]));
-    CHECK(3 * more <= (double)(least[1] + least[2]));
+    CHECK(2 * more <= (double)(least[1] + least[2]));
     sys_munmap(acc, 4 * n);
     sys_munmap(out, 2 * n);
     sys_munmap(memory, 14ull * CHUNK_ELEMS * DISTINCT);
