@@ -22,7 +22,7 @@ SEED = int(os.environ.get("STK_SEED", "20261130"), 0)
 KILLS = 300 if os.environ.get("STK_SOAK") else 12
 STEPS = 10
 KILL_STEPS = 24
-FIXED = ["--matmul", "f32", "--warmup", "2"]  # of a length that may change when a run goes on
+FIXED = ["--warmup", "2"]  # of a length that may change when a run goes on
 
 
 def weights(p, out):

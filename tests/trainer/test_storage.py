@@ -37,7 +37,7 @@ def reference(p, steps=STEPS):
 
 
 def arguments(p, out, nvme, *more, steps=STEPS):
-    return [STOKER, "train", "--model", p.model, "--data", p.data, "--out", p.at(out), *SMALL, "--matmul", "f32", "--steps", str(steps),
+    return [STOKER, "train", "--model", p.model, "--data", p.data, "--out", p.at(out), *SMALL, "--steps", str(steps),
             "--nvme", nvme, *SWAP, *more]
 
 
