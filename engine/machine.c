@@ -13,6 +13,7 @@
 #include <string.h>
 
 #define BUFFER_ELEMS (64ull << 20) /* 14 bytes each: more than caches hold */
+#define NVME_ELEMS (4ull << 20)    /* where the state lies on NVMe, little is in memory */
 #define LEAST_ELEMS 65536ull
 #define RUNS 5
 #define HOPS 64
@@ -158,7 +159,9 @@ static uint64_t model_elems(const stk_engine *e)
     for (uint32_t i = 0; i < e->n_blocks; i++)
         for (uint32_t k = 0; k < e->blocks[i].n_tensors; k++) n += e->blocks[i].tensors[k].n_elems;
     if (n > BUFFER_ELEMS) n = BUFFER_ELEMS;
-    /* little is held yet, but the peak of the process counts */
+    /* Little is held yet, but the peak of the process counts: never more than the run will hold. */
+    if (e->cfg.params == STK_TIER_NVME || e->cfg.grads == STK_TIER_NVME) n = n / 14 * 10;
+    if (e->cfg.optimizer_state == STK_TIER_NVME && n > NVME_ELEMS) n = NVME_ELEMS;
     if (e->cfg.host_memory && n > e->cfg.host_memory / 56) n = e->cfg.host_memory / 56;
     n = n / 64 * 64;
     return n < LEAST_ELEMS ? LEAST_ELEMS : n;

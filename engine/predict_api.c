@@ -80,7 +80,7 @@ static stk_status find_machine(stk_engine *e, const stk_machine *asked, stk_mach
     if (m->n_drives > 0 || e->n_paths == 0 || e->place.nvme_bytes == 0) return STK_OK;
     if (machine_drives(e, m, drive_of_path)) return STK_OK;
     return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
-                         "stk_predict: the drives were not measured (--measure-drives SECONDS)");
+                         "the drives were not measured (--measure-drives 1 does it)");
 }
 
 static void fill_bytes(const stk_engine *e, stk_prediction *out)
