@@ -31,6 +31,8 @@ import sys
 import tempfile
 import time
 
+from interval import interval
+
 PAIRS_MIN = 5
 
 PEER = r"""
@@ -67,13 +69,6 @@ for line in sys.stdin:
     took.sort()
     print("TOOK %.9f" % took[len(took) // 2], flush=True)
 """
-
-
-def interval(values, resamples=2000):
-    """95 % interval of the median: percentile bootstrap."""
-    r = random.Random(1)
-    medians = sorted(statistics.median(r.choices(values, k=len(values))) for _ in range(resamples))
-    return medians[int(resamples * 0.025)], medians[int(resamples * 0.975) - 1]
 
 
 class Peers:

@@ -30,6 +30,8 @@ import sys
 import tempfile
 import time
 
+from interval import interval
+
 FLOORS = {"fio": 0.97, "store": 0.95, "checksums": 0.97, "deepspeed_read": 1.1}
 PAIRS_A_RUN = 5
 PAIRS_MIN = 5
@@ -53,15 +55,6 @@ for line in sys.stdin:
     handle.wait()
     print("TOOK %.9f %d" % (time.perf_counter() - begin, n), flush=True)
 """
-
-
-def interval(ratios, seed=1, resamples=2000):
-    """95 % interval of the median: percentile bootstrap."""
-    if not ratios:
-        return None, None
-    r = random.Random(seed)
-    medians = sorted(statistics.median(r.choices(ratios, k=len(ratios))) for _ in range(resamples))
-    return medians[int(resamples * 0.025)], medians[int(resamples * 0.975) - 1]
 
 
 def say(**fields):

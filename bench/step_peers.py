@@ -12,14 +12,9 @@ machines drift.
 """
 import argparse, json, os, random, re, shlex, shutil, statistics, struct, subprocess, sys, tempfile, time
 
+from interval import interval
+
 PAIRS_MIN = 3
-
-
-def interval(values, resamples=2000):
-    """95 % interval of the median: percentile bootstrap."""
-    r = random.Random(1)
-    medians = sorted(statistics.median(r.choices(values, k=len(values))) for _ in range(resamples))
-    return medians[int(resamples * 0.025)], medians[int(resamples * 0.975) - 1]
 
 
 def enough(ratios, begin, args):

@@ -116,6 +116,9 @@ void plan_slot_retire(struct plan_builder *b, uint32_t slot);
 
 /* --- nodes (plan_nodes.c) */
 struct plan_node *plan_node_begin(struct plan_builder *b, enum plan_kind kind, uint8_t part);
+/* The same for a transfer of one state of a chunk: state, block, chunk and bytes are set. */
+struct plan_node *plan_node_begin_state(struct plan_builder *b, enum plan_kind kind, uint8_t part,
+                                        uint32_t chunk, enum chunk_state s);
 void plan_node_dep(struct plan_builder *b, uint32_t node); /* PLAN_NO: nothing */
 void plan_node_deps(struct plan_builder *b, uint32_t list);
 /* Ends the node; what it names in slot and src_slot is used by it (`only`: earlier users of the

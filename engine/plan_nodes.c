@@ -93,6 +93,18 @@ struct plan_node *plan_node_begin(struct plan_builder *b, enum plan_kind kind, u
     return x;
 }
 
+struct plan_node *plan_node_begin_state(struct plan_builder *b, enum plan_kind kind, uint8_t part,
+                                        uint32_t chunk, enum chunk_state s)
+{
+    const struct plan_chunk_in *c = &b->in->chunks[chunk];
+    struct plan_node *x = plan_node_begin(b, kind, part);
+    x->state = (uint8_t)s;
+    x->block = c->block;
+    x->chunk = chunk;
+    x->bytes = c->bytes[s];
+    return x;
+}
+
 void plan_node_dep(struct plan_builder *b, uint32_t node)
 {
     uint32_t self = b->p->n_nodes;

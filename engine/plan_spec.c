@@ -62,14 +62,9 @@ void plan_spec_undo(struct plan_builder *b, uint32_t chunk, uint32_t slot, uint3
 /* State of a chunk into its slot, as early as the slot is free. */
 static uint32_t fetch(struct plan_builder *b, uint32_t chunk, enum chunk_state s, uint32_t slot)
 {
-    const struct plan_chunk_in *c = &b->in->chunks[chunk];
-    struct plan_node *x = plan_node_begin(b, PLAN_FETCH, PLAN_RUN_VISITS);
-    x->state = (uint8_t)s;
-    x->block = c->block;
-    x->chunk = chunk;
+    struct plan_node *x = plan_node_begin_state(b, PLAN_FETCH, PLAN_RUN_VISITS, chunk, s);
     x->slot = slot;
-    x->slot_offset_bytes = plan_update_offset(c, s);
-    x->bytes = c->bytes[s];
+    x->slot_offset_bytes = plan_update_offset(&b->in->chunks[chunk], s);
     x->spec = true;
     plan_node_deps(b, b->slot_state[slot].before);
     plan_node_dep(b, s == CHUNK_PARAM ? b->write_param[chunk] : b->write_opt[chunk]);
@@ -82,14 +77,9 @@ static uint32_t fetch(struct plan_builder *b, uint32_t chunk, enum chunk_state s
 static uint32_t write_back(struct plan_builder *b, uint32_t chunk, enum chunk_state s,
                            uint32_t slot, uint32_t update)
 {
-    const struct plan_chunk_in *c = &b->in->chunks[chunk];
-    struct plan_node *x = plan_node_begin(b, PLAN_WRITE_BACK, PLAN_RUN_VISITS);
-    x->state = (uint8_t)s;
-    x->block = c->block;
-    x->chunk = chunk;
+    struct plan_node *x = plan_node_begin_state(b, PLAN_WRITE_BACK, PLAN_RUN_VISITS, chunk, s);
     x->src_slot = slot;
-    x->src_offset_bytes = plan_update_offset(c, s);
-    x->bytes = c->bytes[s];
+    x->src_offset_bytes = plan_update_offset(&b->in->chunks[chunk], s);
     x->spec = true;
     x->rank += PLAN_RANK_LATER;
     plan_node_dep(b, update);

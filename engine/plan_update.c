@@ -10,14 +10,9 @@
 static uint32_t begin_fetch(struct plan_builder *b, uint32_t chunk, enum chunk_state s,
                             uint32_t slot, uint8_t part)
 {
-    const struct plan_chunk_in *c = &b->in->chunks[chunk];
-    struct plan_node *x = plan_node_begin(b, PLAN_FETCH, part);
-    x->state = (uint8_t)s;
-    x->block = c->block;
-    x->chunk = chunk;
+    struct plan_node *x = plan_node_begin_state(b, PLAN_FETCH, part, chunk, s);
     x->slot = slot;
-    x->slot_offset_bytes = plan_update_offset(c, s);
-    x->bytes = c->bytes[s];
+    x->slot_offset_bytes = plan_update_offset(&b->in->chunks[chunk], s);
     plan_node_deps(b, b->slot_state[slot].before);
     return b->p->n_nodes;
 }
@@ -25,14 +20,9 @@ static uint32_t begin_fetch(struct plan_builder *b, uint32_t chunk, enum chunk_s
 static uint32_t write_back(struct plan_builder *b, uint32_t chunk, enum chunk_state s,
                            uint32_t slot, uint64_t offset, uint32_t after, uint8_t part)
 {
-    const struct plan_chunk_in *c = &b->in->chunks[chunk];
-    struct plan_node *x = plan_node_begin(b, PLAN_WRITE_BACK, part);
-    x->state = (uint8_t)s;
-    x->block = c->block;
-    x->chunk = chunk;
+    struct plan_node *x = plan_node_begin_state(b, PLAN_WRITE_BACK, part, chunk, s);
     x->src_slot = slot;
     x->src_offset_bytes = offset;
-    x->bytes = c->bytes[s];
     if (s == CHUNK_OPT) x->rank += PLAN_RANK_LATER;
     plan_node_dep(b, after);
     if (s == CHUNK_GRAD)
