@@ -6,8 +6,9 @@
  *    later notification.
  *  - Row-major; `ld` in elements. Buffers: device pointers, 64-byte aligned start, rows contiguous.
  *  - DTYPES: parameters `pt` (OPS_BF16, OPS_FP16), activations and activation gradients `at`
- *    (OPS_F32, OPS_BF16), weight gradients always fp32 accumulators to which the COMPLETE product
- *            of this call is ADDED (acc = acc + dW). Whatever is computed inside in fp32 is rounded
+ *    (OPS_F32, OPS_BF16), weight gradients always fp32 accumulators to which the product of this
+ *            call is ADDED (acc = acc + dW): complete, or by the matrix library inside its product, in
+ *            an order that is the same at every call. Whatever is computed inside in fp32 is rounded
  *            to `at`
  *    (nearest even) on store. A flag `..._wide` says that the buffers it names are f32 whatever
  *            `at` is: a residual stream and its gradient, or what lives between two operations
