@@ -394,6 +394,9 @@ double norm_clip_factor(double norm, double clip); /* min(1, clip / (norm + 1e-6
 stk_status state_alloc(stk_engine *e);
 void state_free(stk_engine *e);
 uint64_t state_staging_bytes(const stk_engine *e);
+/* [waits] Before an update that no step follows: gradients that only its slots hold go home, so that
+ * stk_tensor_read finds them afterwards. */
+stk_status state_keep_gradients(stk_engine *e);
 stk_status state_flush_staged(stk_engine *e);   /* writes the staged chunk home if it was changed */
 
 /* --- trial.c: application's thread, before the first step -------------------------------------- */

@@ -134,6 +134,13 @@ static void *home_or_slot(stk_engine *e, uint32_t slot, uint64_t offset, uint32_
     return home;
 }
 
+/* A gradient that does not go to NVMe because the next update reads it where it was put. */
+static void note_gradient(stk_engine *e, const struct plan_node *n, void *at)
+{
+    if (n->slot != PLAN_NO && e->run.plan->slots[n->slot].arena == PLAN_ARENA_UPDATE)
+        e->layout->chunks[n->chunk].grad_at = at;
+}
+
 static bool issue_copy(stk_engine *e, uint32_t node)
 {
     const struct plan_node *n = node_of(e, node);
@@ -147,6 +154,7 @@ static bool issue_copy(stk_engine *e, uint32_t node)
     void *dst = activation ? eng_slot(e, e->run.plan, n->slot, n->slot_offset_bytes)
                            : home_or_slot(e, n->slot, n->slot_offset_bytes, n->chunk, state);
     struct dev_stream *s = in ? e->copy_in : e->copy_out;
+    if (n->kind == PLAN_GRAD_OUT) note_gradient(e, n, dst);
     struct stk_error err = { 0 };
     stk_status st = dev_copy(s, dst, src, n->bytes, in ? DEV_TO_DEVICE : DEV_TO_HOST, &err);
     return stream_finish(e, op, s, st, &err);
@@ -171,6 +179,7 @@ static bool issue_cast(stk_engine *e, uint32_t node)
     };
     struct stk_error err = { 0 };
     struct dev_stream *s = e->cast[n->chunk % ENG_CASTS];
+    note_gradient(e, n, a.out);
     stk_status st = ops_grad_cast(s, &a, &err);
     return stream_finish(e, op, s, st, &err);
 }
@@ -279,6 +288,7 @@ static void update_done(void *arg)
     const struct plan_node *n = node_of(e, op->node);
     struct stk_chunk *c = &e->layout->chunks[n->chunk];
     c->version = e->update_version;
+    if (!n->spec) c->grad_at = NULL; /* its slot is another chunk's next */
     if (e->spec) spec_updated(e, n);
     if (e->second && e->second[n->chunk] && n->kind == PLAN_UPDATE) {
         uint8_t *made = e->second[n->chunk];

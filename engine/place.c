@@ -241,12 +241,21 @@ static uint64_t largest_update_slot(const stk_engine *e)
 /* The norm separates backward, in which a drive has little to do, from the update, which is all
  * transfers. What this arena holds is read before the norm and written after the update: so much of
  * a step's transfers moves from where the step waits for them to where it does not. */
-static uint64_t update_room(const stk_engine *e, enum plan_update update)
+static uint64_t update_room(const stk_engine *e, const struct plan_input *in)
 {
+    /* reads, updates and writes; speculate has those of two updates */
+    uint64_t ring = (in->update == PLAN_SPECULATE ? 12 : 8) * largest_update_slot(e), first = 0;
     if (e->cfg.nvme_buffer) return e->cfg.nvme_buffer;
     if (e->cfg.durable && e->cfg.host_memory) return UINT64_MAX;
-    /* speculate: a quarter for the next update, the rest a ring of reads, updates and writes */
-    return (update == PLAN_SPECULATE ? 12 : 8) * largest_update_slot(e);
+    /* Nothing hides the update of the block that the first visit reads (an embedding may be a sixth of
+     * a model): its state waits in memory for the norm. A budget that is given keeps it there for good
+     * (cache.c). */
+    if (in->n_places && !e->cfg.host_memory) {
+        const struct plan_block_in *b = &in->blocks[in->places[0].block];
+        for (uint32_t i = 0; i < b->n_chunks_trainable; i++)
+            first += plan_update_bytes(&e->pchunks[b->first_chunk + i]);
+    }
+    return ring + first;
 }
 
 /* What each arena would like beyond the least: room to work ahead, bounded. */
@@ -266,7 +275,7 @@ static void desire(stk_engine *e, const struct plan_input *in, const uint64_t *l
         want[PLAN_ARENA_PARAM] = least[PLAN_ARENA_PARAM] + in->prefetch * round_page(block);
     if (least[PLAN_ARENA_ACC] && !e->cfg.own_order)
         want[PLAN_ARENA_ACC] = least[PLAN_ARENA_ACC] + acc;
-    if (least[PLAN_ARENA_UPDATE]) want[PLAN_ARENA_UPDATE] = update_room(e, in->update);
+    if (least[PLAN_ARENA_UPDATE]) want[PLAN_ARENA_UPDATE] = update_room(e, in);
     if (least[PLAN_ARENA_BOUNCE]) want[PLAN_ARENA_BOUNCE] = 8 * round_page(chunk);
     if (least[PLAN_ARENA_GRAD]) { /* the last casts of backward must not wait for the drives, and what
                                    * is updated ahead of the norm reads its gradient there */
@@ -309,6 +318,10 @@ static stk_status grow(stk_engine *e, struct eng_placement *pl, const uint64_t *
         uint64_t had = pl->arena_bytes[a], most = want[a];
         /* what keeps the update going comes first, what reads further ahead for it last */
         if (k == 0 && most > 8 * largest_update_slot(e)) most = 8 * largest_update_slot(e);
+        /* unasked, no more than an eighth of the memory */
+        if (k && a == PLAN_ARENA_UPDATE && !e->cfg.host_memory && !e->cfg.nvme_buffer &&
+            most > lim->host / 8)
+            most = had > lim->host / 8 ? had : lim->host / 8;
         for (uint64_t more = most > had ? most - had : 0; more >= PAGE; more /= 2) {
             uint64_t before = pl->arena_bytes[a];
             if (before + more > most) continue;

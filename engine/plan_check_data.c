@@ -116,6 +116,44 @@ static bool in_arena(const struct checker *k, uint32_t slot, enum plan_arena a)
     return slot != PLAN_NO && k->p->slots[slot].arena == a;
 }
 
+/* The node that brings a chunk's new gradient to its home, or to where the update will read it. */
+static uint32_t gradient_arrives(const struct checker *k, uint32_t chunk)
+{
+    return k->in->in_place ? k->cast[chunk] : k->out[chunk];
+}
+
+/* A gradient whose home is NVMe does not go there if it is left in the slot of the next update. */
+static bool gradient_stays(const struct checker *k, uint32_t chunk)
+{
+    uint32_t last = gradient_arrives(k, chunk);
+    return last != PLAN_NO && k->in->chunks[chunk].home[CHUNK_GRAD] == CHUNK_NVME &&
+           in_arena(k, k->p->nodes[last].slot, PLAN_ARENA_UPDATE);
+}
+
+static bool same_place(const struct plan *p, uint32_t slot, uint32_t other)
+{
+    return p->slots[slot].offset_bytes == p->slots[other].offset_bytes &&
+           p->slots[slot].size_bytes == p->slots[other].size_bytes;
+}
+
+/* What no fetch and no write-back moves: it must lie where the update of every period looks, in a slot
+ * that the period's end leaves alone (check_overlaps). */
+static stk_status check_staying(struct checker *k, uint32_t chunk)
+{
+    const struct plan *p = k->p;
+    uint32_t u = k->update[chunk], last = gradient_arrives(k, chunk);
+    if (!p->nodes[u].prefetched || k->spec[chunk] != PLAN_NO)
+        return check_fail(k, u, "does not look for a gradient that was left in its slot");
+    if (*state_entry(k->fetch, chunk, CHUNK_GRAD) != PLAN_NO ||
+        *state_entry(k->write_back, chunk, CHUNK_GRAD) != PLAN_NO)
+        return check_fail(k, last, "leaves a gradient where another will lie");
+    return same_place(p, p->nodes[last].slot, p->nodes[u].slot) &&
+                   p->nodes[last].slot_offset_bytes ==
+                       plan_update_offset(&k->in->chunks[chunk], CHUNK_GRAD)
+               ? STK_OK
+               : check_fail(k, last, "leaves a gradient where the next update does not look");
+}
+
 /* One state of a chunk under update: arrives by one fetch (of this period or the one before) and
  * leaves by one write-back. */
 static stk_status check_staged(struct checker *k, uint32_t chunk, enum chunk_state s)
@@ -132,6 +170,7 @@ static stk_status check_staged(struct checker *k, uint32_t chunk, enum chunk_sta
     }
     uint64_t offset = plan_update_offset(c, s);
     bool ahead = p->nodes[u].prefetched && s != CHUNK_GRAD;
+    if (s == CHUNK_GRAD && gradient_stays(k, chunk)) return check_staying(k, chunk);
     bool either = k->spec[chunk] != PLAN_NO && s != CHUNK_GRAD; /* fetched here unless it was ahead */
     if (!in_arena(k, p->nodes[u].slot, PLAN_ARENA_UPDATE) ||
         p->slots[p->nodes[u].slot].size_bytes < plan_update_bytes(c))
@@ -152,10 +191,8 @@ static stk_status check_staged(struct checker *k, uint32_t chunk, enum chunk_sta
     if (next == PLAN_NO) return STK_OK;
     if (p->nodes[next].optional != either)
         return check_fail(k, next, "passes where the next update has no other fetch, or may not");
-    const struct plan_slot *mine = &p->slots[p->nodes[u].slot];
     if (!in_arena(k, p->nodes[next].slot, PLAN_ARENA_UPDATE) ||
-        p->slots[p->nodes[next].slot].offset_bytes != mine->offset_bytes ||
-        p->slots[p->nodes[next].slot].size_bytes != mine->size_bytes ||
+        !same_place(p, p->nodes[next].slot, p->nodes[u].slot) ||
         p->nodes[next].slot_offset_bytes != offset)
         return check_fail(k, next, "fetches to where the next update does not look");
     return check_before(k, w, next) ? STK_OK
@@ -193,7 +230,8 @@ static stk_status check_gradient(struct checker *k, uint32_t chunk)
                    ? STK_OK
                    : check_fail(k, last, "overwrites a gradient before its update");
     }
-    if (!in_arena(k, p->nodes[last].slot, PLAN_ARENA_GRAD) ||
+    if (gradient_stays(k, chunk)) return STK_OK; /* check_staged has looked */
+    if (w == PLAN_NO || !in_arena(k, p->nodes[last].slot, PLAN_ARENA_GRAD) ||
         p->nodes[w].src_slot != p->nodes[last].slot ||
         p->nodes[w].src_offset_bytes != p->nodes[last].slot_offset_bytes ||
         !check_before(k, last, w))

@@ -318,6 +318,18 @@ static bool expects_state(const struct checker *k, uint32_t node)
     return x->prefetched || next[CHUNK_PARAM] != PLAN_NO || next[CHUNK_OPT] != PLAN_NO;
 }
 
+/* A slot in which something waits for the next period: fetched state, or a gradient. */
+static bool holds_for_next(const struct checker *k, uint32_t slot)
+{
+    for (uint32_t u = 0; u < k->slots[slot].n_users; u++) {
+        const struct plan_node *x = &k->p->nodes[k->users[k->slots[slot].first_user + u]];
+        bool gradient = x->kind == PLAN_GRAD_CAST || x->kind == PLAN_GRAD_OUT;
+        if (x->for_next) return true;
+        if (gradient && x->slot == slot && k->p->slots[slot].arena == PLAN_ARENA_UPDATE) return true;
+    }
+    return false;
+}
+
 /* Puts a slot over what was there; every slot it covers must be over. */
 static stk_status own(struct checker *k, struct owners *o, uint32_t slot)
 {
@@ -336,10 +348,9 @@ static stk_status own(struct checker *k, struct owners *o, uint32_t slot)
         pieces[n_new++] = (struct owner){ o->v[low].begin, begin, o->v[low].slot };
     pieces[n_new++] = (struct owner){ begin, end, slot };
     for (uint32_t i = low; i < o->n && o->v[i].begin < end; i++, covered++) {
-        const struct plan_node *old = &k->p->nodes[k->users[k->slots[o->v[i].slot].first_user]];
         const struct plan_node *first = &k->p->nodes[k->users[k->slots[slot].first_user]];
         uint32_t node = (uint32_t)(first - k->p->nodes);
-        if (old->for_next)
+        if (holds_for_next(k, o->v[i].slot))
             return check_fail(k, node, "overwrites state fetched for the next period");
         for (uint32_t u = 0; s->arena == PLAN_ARENA_UPDATE && u < k->slots[slot].n_users; u++)
             if (expects_state(k, k->users[k->slots[slot].first_user + u]))

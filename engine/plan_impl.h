@@ -72,6 +72,10 @@ struct plan_builder {
     uint32_t *update_node, *write_param, *write_opt, *fetch_grad;
     uint32_t *order; /* trainable chunks in the order of the update */
     uint32_t n_order, n_ahead; /* the first n_ahead are fetched at the end of the period before */
+    bool *grad_stays; /* per chunk: its gradient is cast into the slot of the next update */
+    uint32_t *next_slot; /* per chunk: that slot, taken for the first n_next of the order */
+    uint32_t n_next;
+    uint64_t next_cursor; /* of the UPDATE arena: where the next such slot lies */
     uint32_t *casts;
     uint32_t n_casts;
     uint32_t *commit; /* split: per chunk */

@@ -13,7 +13,10 @@ static uint64_t staged_bytes(const struct plan_chunk_in *c)
     return plan_update_offset(c, CHUNK_GRAD);
 }
 
-/* Slots of the first `n_keep` chunks of the order: at most a quarter of the arena and of the chunks. */
+#define SPEC_RING 12u /* chunks on their way through a speculative update */
+
+/* Slots of the first `n_keep` chunks of the order: at most a quarter of the chunks, and of the arena
+ * what a ring for the others leaves, or a quarter. */
 static uint64_t choose_keep(struct plan_builder *b)
 {
     uint64_t capacity = b->arena[PLAN_ARENA_UPDATE].capacity, most = 0, end = 0;
@@ -21,9 +24,11 @@ static uint64_t choose_keep(struct plan_builder *b)
         uint64_t bytes = staged_bytes(&b->in->chunks[b->order[i]]);
         if (bytes > most) most = bytes;
     }
+    uint64_t room = capacity / 4;
+    if (capacity != UINT64_MAX && capacity > SPEC_RING * most + room) room = capacity - SPEC_RING * most;
     for (b->n_keep = 0; b->n_keep < b->n_order / 4 && b->n_keep < b->n_ahead; b->n_keep++) {
         uint64_t next = end + plan_update_bytes(&b->in->chunks[b->order[b->n_keep]]);
-        if (next > capacity / 4 || next > capacity - most) break;
+        if (next > room || next > capacity - most) break;
         end = next;
     }
     return end;

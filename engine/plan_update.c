@@ -44,7 +44,7 @@ static void commit_chunk(struct plan_builder *b, uint32_t chunk)
     b->commit[chunk] = plan_node_end(b);
 }
 
-/* Fetches what is on NVMe into the slot; `prefetched`: only the gradient. */
+/* Fetches what is on NVMe into the slot; `prefetched`: only a gradient that was not cast there. */
 static uint32_t fetch_states(struct plan_builder *b, uint32_t chunk, uint32_t slot, bool prefetched,
                              uint32_t fetched[CHUNK_STATE_N])
 {
@@ -55,7 +55,8 @@ static uint32_t fetch_states(struct plan_builder *b, uint32_t chunk, uint32_t sl
     uint32_t n = 0, undo = PLAN_NO;
     for (int k = 0; k < CHUNK_STATE_N; k++) {
         uint8_t s = spec ? grad_first[k] : order[k];
-        bool nvme = c->home[s] == CHUNK_NVME && !(prefetched && s != CHUNK_GRAD);
+        bool there = prefetched && (s != CHUNK_GRAD || b->grad_stays[chunk]);
+        bool nvme = c->home[s] == CHUNK_NVME && !there;
         if (nvme) {
             fetched[n] = begin_fetch(b, chunk, (enum chunk_state)s, slot, PLAN_RUN_UPDATE);
             plan_node_dep(b, undo); /* what it would read must not count any more */
@@ -132,6 +133,46 @@ static uint32_t count_ahead(const struct plan_builder *b)
     return n;
 }
 
+/* Gradients of the chunks that are fetched ahead are cast to where the update will read them: they are
+ * the last of backward and the first that the update wants, and would go to NVMe only to come back at
+ * once. Not those of chunks that may be speculated; and not in an arena without limit, in which a plan
+ * is measured: a real one holds fewer ahead. */
+static void choose_stays(struct plan_builder *b)
+{
+    uint32_t n = b->n_ahead;
+    if (b->arena[PLAN_ARENA_UPDATE].capacity == UINT64_MAX) return;
+    if (b->in->update == PLAN_SPECULATE && n > b->n_keep) n = b->n_keep;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct plan_chunk_in *c = &b->in->chunks[b->order[i]];
+        bool staged = c->home[CHUNK_PARAM] == CHUNK_NVME || c->home[CHUNK_OPT] == CHUNK_NVME;
+        b->grad_stays[b->order[i]] = staged && c->home[CHUNK_GRAD] == CHUNK_NVME &&
+                                     b->spec_way[b->order[i]] == PLAN_SPEC_NONE;
+    }
+}
+
+/* The slots of the next period's first chunks, at the same offsets as in this one. Gradients that stay
+ * need theirs before the period's end. */
+static void take_next_slot(struct plan_builder *b, uint32_t i)
+{
+    uint32_t chunk = b->order[i];
+    const struct plan_chunk_in *c = &b->in->chunks[chunk];
+    uint64_t bytes = plan_update_bytes(c);
+    if (b->next_slot[chunk] != PLAN_NO) return;
+    b->arena[PLAN_ARENA_UPDATE].cursor = b->next_cursor;
+    b->next_cursor += bytes; /* without state to fetch its place stays empty, so that the others keep theirs */
+    if (c->home[CHUNK_PARAM] == CHUNK_NVME || c->home[CHUNK_OPT] == CHUNK_NVME)
+        b->next_slot[chunk] = plan_slot_must(b, PLAN_ARENA_UPDATE, bytes, c->block, PLAN_NO);
+}
+
+static void take_stays(struct plan_builder *b)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < b->n_ahead; i++)
+        if (b->grad_stays[b->order[i]]) n = i + 1;
+    b->arena[PLAN_ARENA_UPDATE].begin = 0;
+    for (b->n_next = 0; b->n_next < n && b->status == STK_OK; b->n_next++) take_next_slot(b, b->n_next);
+}
+
 void plan_emit_update_phase(struct plan_builder *b)
 {
     bool *seen = b->block_waited; /* borrowed: all false before and after */
@@ -140,9 +181,11 @@ void plan_emit_update_phase(struct plan_builder *b)
     for (uint32_t i = 0; i < b->in->n_blocks; i++) seen[i] = false;
     b->n_ahead = count_ahead(b);
     plan_spec_begin(b);
+    choose_stays(b);
     for (uint32_t i = 0; i < b->n_order && b->status == STK_OK; i++)
         update_chunk(b, b->order[i],
                      i < b->n_ahead && b->spec_way[b->order[i]] != PLAN_SPEC_STAGED);
+    take_stays(b);
     if (b->in->update != PLAN_SERIAL || b->n_order == 0 || b->status != STK_OK) return;
     plan_node_begin(b, PLAN_JOIN, PLAN_RUN_UPDATE);
     for (uint32_t i = 0; i < b->n_order; i++) {
@@ -155,18 +198,13 @@ void plan_emit_update_phase(struct plan_builder *b)
 
 void plan_emit_for_next(struct plan_builder *b)
 {
-    b->arena[PLAN_ARENA_UPDATE].cursor = b->arena[PLAN_ARENA_UPDATE].begin = 0;
+    b->arena[PLAN_ARENA_UPDATE].begin = 0;
     for (uint32_t i = 0; i < b->n_ahead && b->status == STK_OK; i++) {
         uint32_t chunk = b->order[i];
         const struct plan_chunk_in *c = &b->in->chunks[chunk];
-        uint64_t bytes = plan_update_bytes(c);
-        if (c->home[CHUNK_PARAM] != CHUNK_NVME && c->home[CHUNK_OPT] != CHUNK_NVME) {
-            b->arena[PLAN_ARENA_UPDATE].cursor +=
-                bytes; /* its place stays empty, so that the others keep theirs */
-            continue;
-        }
-        uint32_t slot = plan_slot_must(b, PLAN_ARENA_UPDATE, bytes, c->block, PLAN_NO);
-        for (int s = CHUNK_PARAM; s <= CHUNK_OPT && b->status == STK_OK; s++) {
+        if (i >= b->n_next) take_next_slot(b, i);
+        uint32_t slot = b->next_slot[chunk];
+        for (int s = CHUNK_PARAM; slot != PLAN_NO && s <= CHUNK_OPT && b->status == STK_OK; s++) {
             if (c->home[s] != CHUNK_NVME) continue;
             uint32_t f = begin_fetch(b, chunk, (enum chunk_state)s, slot, PLAN_RUN_VISITS);
             b->p->nodes[f].for_next = true;
@@ -187,14 +225,16 @@ void plan_emit_for_next(struct plan_builder *b)
 static void cast_chunk(struct plan_builder *b, uint32_t chunk, uint32_t acc, uint32_t after)
 {
     const struct plan_chunk_in *c = &b->in->chunks[chunk];
-    bool nvme = c->home[CHUNK_GRAD] == CHUNK_NVME, in_place = b->in->in_place;
-    uint64_t bytes = c->bytes[CHUNK_GRAD];
+    bool stays = b->grad_stays[chunk], nvme = c->home[CHUNK_GRAD] == CHUNK_NVME && !stays,
+         in_place = b->in->in_place;
+    uint64_t bytes = c->bytes[CHUNK_GRAD], offset = stays ? plan_update_offset(c, CHUNK_GRAD) : 0;
     uint32_t cast_slot =
         in_place ? PLAN_NO : plan_slot_must(b, PLAN_ARENA_CAST, bytes, c->block, PLAN_NO);
-    uint32_t home_slot =
-        nvme ? plan_slot_must(b, PLAN_ARENA_GRAD, bytes, c->block, PLAN_NO) : PLAN_NO;
+    uint32_t home_slot = nvme    ? plan_slot_must(b, PLAN_ARENA_GRAD, bytes, c->block, PLAN_NO)
+                         : stays ? b->next_slot[chunk]
+                                 : PLAN_NO;
     /* the home still holds the gradient that the update reads */
-    uint32_t old_read = nvme                         ? PLAN_NO
+    uint32_t old_read = nvme || stays                ? PLAN_NO
                         : b->commit[chunk] != PLAN_NO ? b->commit[chunk]
                                                       : b->update_node[chunk];
     uint32_t to = in_place ? home_slot : cast_slot;
@@ -203,6 +243,7 @@ static void cast_chunk(struct plan_builder *b, uint32_t chunk, uint32_t acc, uin
     x->block = c->block;
     x->chunk = chunk;
     x->slot = to;
+    x->slot_offset_bytes = in_place ? offset : 0;
     x->src_slot = acc;
     x->src_offset_bytes = c->acc_offset_bytes;
     x->bytes = bytes;
@@ -211,19 +252,20 @@ static void cast_chunk(struct plan_builder *b, uint32_t chunk, uint32_t acc, uin
     if (to != PLAN_NO) plan_node_deps(b, b->slot_state[to].before);
     uint32_t last = b->casts[b->n_casts++] = plan_node_end(b);
     plan_slot_use(b, acc, last, false);
-    plan_slot_use(b, to, last, true);
+    plan_slot_use(b, to, last, !(in_place && stays));
     if (!in_place) {
         x = plan_node_begin(b, PLAN_GRAD_OUT, PLAN_RUN_VISITS);
         x->block = c->block;
         x->chunk = chunk;
         x->slot = home_slot;
+        x->slot_offset_bytes = offset;
         x->src_slot = cast_slot;
         x->bytes = bytes;
         plan_node_dep(b, last);
         plan_node_dep(b, old_read);
-        if (nvme) plan_node_deps(b, b->slot_state[home_slot].before);
+        if (home_slot != PLAN_NO) plan_node_deps(b, b->slot_state[home_slot].before);
         last = plan_node_end(b);
-        plan_slot_use(b, home_slot, last, true);
+        plan_slot_use(b, home_slot, last, !stays);
         plan_slot_use(b, cast_slot, last, true);
         plan_slot_retire(b, cast_slot);
     }
@@ -232,7 +274,7 @@ static void cast_chunk(struct plan_builder *b, uint32_t chunk, uint32_t acc, uin
         plan_slot_use(b, home_slot, w, true);
     }
     plan_spec_update(b, chunk, last, home_slot);
-    plan_slot_retire(b, home_slot);
+    if (nvme) plan_slot_retire(b, home_slot);
 }
 
 void plan_emit_casts(struct plan_builder *b, uint32_t block, uint32_t after)

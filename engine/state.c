@@ -132,7 +132,7 @@ static uint32_t nvme_states(const struct stk_chunk *c, uint32_t want)
 {
     uint32_t m = 0;
     for (int k = 0; k < CHUNK_STATE_N; k++)
-        if (on_nvme(c, k)) m |= want & 1u << k;
+        if (on_nvme(c, k) && !(k == CHUNK_GRAD && c->grad_at)) m |= want & 1u << k;
     return m;
 }
 
@@ -205,7 +205,9 @@ static void fill_view(stk_engine *e, const struct stk_chunk *c, struct state_vie
         v->master = (float *)(void *)opt;
         v->exp_avg = (float *)(void *)(opt + first * c->n_elems);
         v->exp_avg_sq = v->exp_avg + c->n_elems;
-        v->grad = on_nvme(c, CHUNK_GRAD) ? (uint16_t *)(void *)s->grad : c->host[CHUNK_GRAD];
+        v->grad = c->grad_at               ? c->grad_at
+                  : on_nvme(c, CHUNK_GRAD) ? (uint16_t *)(void *)s->grad
+                                           : c->host[CHUNK_GRAD];
     }
 }
 
@@ -234,6 +236,18 @@ stk_status state_flush_staged(stk_engine *e)
     if (!e->store || e->sio->filled) return STK_OK;
     STK_TRY(write_unfilled(e));
     e->sio->filled = true;
+    return STK_OK;
+}
+
+stk_status state_keep_gradients(stk_engine *e)
+{
+    for (uint32_t i = 0; i < e->layout->n_chunks; i++) {
+        struct stk_chunk *c = &e->layout->chunks[i];
+        if (!c->grad_at) continue;
+        c->grad_version = e->begun;
+        STK_TRY(transfer(e, c, STATE_GRAD, true, (void *[CHUNK_STATE_N]){ [CHUNK_GRAD] = c->grad_at }));
+        c->grad_at = NULL;
+    }
     return STK_OK;
 }
 

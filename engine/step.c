@@ -264,6 +264,7 @@ stk_status stk_flush(stk_engine *e)
     if (eng_state(e) != ENG_READY) return eng_refuse_state(e, "stk_flush", "between steps");
     STK_TRY(state_flush_staged(e));
     if (!e->pending) return STK_OK;
+    STK_TRY(state_keep_gradients(e));
     run_start(e, e->plan_train, PLAN_RUN_UPDATE, PLAN_NO);
     STK_TRY(run_wait(e, &e->run_event));
     e->pending = false;

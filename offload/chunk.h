@@ -87,6 +87,8 @@ struct stk_chunk {
                                              * CHUNK_NO_EXTENT */
     uint64_t version;       /* step whose update wrote PARAM and OPT; 0: as filled */
     uint64_t grad_version;  /* step that wrote GRAD */
+    void *grad_at;          /* home of GRAD is NVMe, but it lies in the slot of the next update: where;
+                             * else NULL */
     struct convert_sum sum; /* of this step's 16-bit gradient; valid from GRAD_CAST to NORM */
 };
 

@@ -375,6 +375,34 @@ static bool not_prefetched(struct victim *v)
     return true;
 }
 
+/* Of a gradient that is left in the slot of the next update: another place in it, or another slot. */
+static struct plan_node *staying(struct victim *v)
+{
+    struct plan_node *x = node_at(v, v->m.in.in_place ? PLAN_GRAD_CAST : PLAN_GRAD_OUT);
+    return x && x->slot != PLAN_NO && v->p->slots[x->slot].arena == PLAN_ARENA_UPDATE ? x : NULL;
+}
+
+static bool stays_elsewhere(struct victim *v)
+{
+    struct plan_node *x = staying(v);
+    if (!x || x->slot_offset_bytes < 4096) return false;
+    x->slot_offset_bytes -= 4096;
+    return true;
+}
+
+static bool stays_unfetched(struct victim *v)
+{
+    struct plan_node *x = staying(v);
+    for (uint32_t i = 0; x && i < v->p->n_nodes; i++) {
+        const struct plan_node *u = &v->p->nodes[i];
+        if (u->kind == PLAN_UPDATE && u->chunk == x->chunk && !u->spec) {
+            v->p->nodes[i].prefetched = false;
+            return true;
+        }
+    }
+    return false;
+}
+
 static bool moved_home(struct victim *v)
 {
     if (v->m.in.n_chunks == 0 || v->m.in.mode != PLAN_TRAIN) return false;
@@ -494,6 +522,8 @@ static const struct {
     { "wrong_bytes", wrong_bytes },
     { "wrong_part", wrong_part },
     { "not_prefetched", not_prefetched },
+    { "stays_elsewhere", stays_elsewhere },
+    { "stays_unfetched", stays_unfetched },
     { "moved_home", moved_home },
 };
 
