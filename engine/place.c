@@ -386,7 +386,7 @@ static stk_status keep_in_memory(stk_engine *e, struct eng_placement *pl, struct
 {
     static const uint8_t order[] = { CHUNK_PARAM, CHUNK_OPT, CHUNK_GRAD };
     bool more = true;
-    for (int round = 0; more && round < 8; round++) {
+    for (int round = 0; more && round < 16; round++) {
         more = false;
         for (size_t k = 0; k < sizeof order; k++) {
             struct eng_placement before = *pl;
