@@ -248,14 +248,14 @@ static uint64_t update_room(const stk_engine *e, const struct plan_input *in)
     if (e->cfg.nvme_buffer) return e->cfg.nvme_buffer;
     if (e->cfg.durable && e->cfg.host_memory) return UINT64_MAX;
     /* Nothing hides the update of the block that the first visit reads (an embedding may be a sixth of
-     * a model): its state waits in memory for the norm. A budget that is given keeps it there for good
-     * (cache.c). */
+     * a model): three quarters of its state wait in memory for the norm, and the drives bring the rest
+     * while these are updated. A budget that is given keeps it there for good (cache.c). */
     if (in->n_places && !e->cfg.host_memory) {
         const struct plan_block_in *b = &in->blocks[in->places[0].block];
         for (uint32_t i = 0; i < b->n_chunks_trainable; i++)
             first += plan_update_bytes(&e->pchunks[b->first_chunk + i]);
     }
-    return ring + first;
+    return ring + first / 4 * 3;
 }
 
 /* What each arena would like beyond the least: room to work ahead, bounded. */

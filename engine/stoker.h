@@ -162,10 +162,11 @@ typedef struct stk_config {
                                    * none; UINT64_MAX: never. Not in a dry seal, not in simulation */
     uint64_t nvme_buffer;         /* host memory for state between NVMe and the update: what is read
                                    * ahead while backward runs and written behind while the next
-                                   * forward runs. 0: eight chunks (speculate: twelve) and the state
-                                   * of the first block visited, in at most an eighth of the free
-                                   * memory; with a given host_memory that state is kept there for
-                                   * good or, with `durable`, the buffer takes all that is left. More than all state is of no use */
+                                   * forward runs. 0: eight chunks (speculate: twelve) and three
+                                   * quarters of the state of the first block visited, in at most an
+                                   * eighth of the free memory; with a given host_memory that state
+                                   * is kept there for good or, with `durable`, the buffer takes all
+                                   * that is left. More than all state is of no use */
     /* durable steps (below) */
     bool durable;                 /* reserve room for them: the parameters and the optimizer state
                                    * must lie on NVMe (`auto` then does), twice */
