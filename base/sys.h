@@ -54,6 +54,9 @@ int64_t sys_read_some(int fd, void *buf, uint64_t size_bytes, uint64_t offset_by
 void sys_read_ahead(int fd, uint64_t offset_bytes, uint64_t size_bytes);
 /* one pwrite */
 int64_t sys_write_some(int fd, const void *buf, uint64_t size_bytes, uint64_t offset_bytes);
+struct iovec;
+/* one pwritev, of at most 0x7ffff000 bytes and 1024 parts */
+int64_t sys_write_parts(int fd, const struct iovec *parts, uint32_t n, uint64_t offset_bytes);
 int sys_fsync(int fd);
 int sys_fsync_dir(const char *path);
 int sys_rename(const char *from, const char *to);

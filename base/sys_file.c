@@ -18,6 +18,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -83,6 +84,16 @@ int64_t sys_write_some(int fd, const void *buf, uint64_t size_bytes, uint64_t of
     int64_t n = pwrite(fd, buf, size_bytes, (off_t)offset_bytes);
     release_size_signal(&before, n < 0 && errno == EFBIG);
     return n;
+}
+
+int64_t sys_write_parts(int fd, const struct iovec *parts, uint32_t n, uint64_t offset_bytes)
+{
+    if (sys_fault_hit(SYS_WRITE)) return -1;
+    sigset_t before;
+    hold_size_signal(&before);
+    int64_t put = pwritev(fd, parts, (int)n, (off_t)offset_bytes);
+    release_size_signal(&before, put < 0 && errno == EFBIG);
+    return put;
 }
 
 int64_t sys_read_full(int fd, void *buf, uint64_t size_bytes, uint64_t offset_bytes)

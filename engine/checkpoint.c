@@ -25,6 +25,7 @@ static stk_status save_tensors(stk_engine *e, const char *folder, json_t *doc)
         struct state_view v;
         stk_status st = state_stage(e, i, STATE_PARAM | STATE_OPT, &v);
         if (st == STK_OK) st = ckpt_files_put(f, &e->layout->chunks[i], &v, &e->err);
+        if (st == STK_OK) st = ckpt_files_flush(f, &e->err); /* the staging is used again */
         if (st == STK_OK) continue;
         ckpt_files_abandon(f);
         return st;

@@ -1,7 +1,7 @@
 /* engine/ckpt_files.c - the safetensors files of one checkpoint while they are written.
  *
  * Owns the open files. Reads of the engine only what does not change after seal. Moments are written
- * from where they lie; the master of bf16 chunks is joined piece by piece in the scratch memory.
+ * from where they lie; the master of bf16 chunks is joined in the scratch memory.
  * Must not know: who brings the chunks, and when. One thread at a time; blocking. */
 #include "engine/ckpt_files.h"
 #include "base/sys.h"
@@ -10,7 +10,9 @@
 #include <string.h>
 
 #define FILE_BYTES_MAX (4ull << 30) /* a new file begins with the block that passes this */
-#define PIECE_BYTES_MAX (1ull << 20)
+#define JOINED_BYTES_MAX (8ull << 20) /* masters that wait for their flush */
+#define BOUNCE_BYTES_MAX (1ull << 20)
+#define TILE_BYTES (64ull << 10)      /* joined, then summed while it is in the cache */
 #define PAGE 4096ull
 
 const char *const ckpt_suffix[3] = { "", ".exp_avg", ".exp_avg_sq" };
@@ -23,8 +25,8 @@ struct ckpt_file {
 
 struct ckpt_files {
     const stk_engine *e;
-    uint8_t *work, *bounce;    /* a piece and a page; a piece */
-    uint32_t piece_elems;
+    uint8_t *work, *bounce;    /* joined masters, up to `used`; for direct_write */
+    uint64_t used;
     struct ckpt_file *file;
     uint32_t n;
     uint32_t *index;           /* [n_tensors][3]: declaration in its file */
@@ -35,13 +37,17 @@ struct ckpt_files {
     struct stk_error *err;
 };
 
-static uint64_t piece_bytes(const stk_engine *e)
+static uint64_t room_of(const stk_engine *e, uint64_t chunks, uint64_t most)
 {
-    uint64_t all = (4ull * e->cfg.chunk_elems + PAGE - 1) / PAGE * PAGE;
-    return all < PIECE_BYTES_MAX ? all : PIECE_BYTES_MAX;
+    uint64_t all = chunks * ((4ull * e->cfg.chunk_elems + PAGE - 1) / PAGE * PAGE);
+    return all < most ? all : most;
 }
 
-uint64_t ckpt_scratch_bytes(const stk_engine *e) { return 2 * piece_bytes(e) + PAGE; }
+/* A page more: pieces have the place in their page that they will have in the file. */
+static uint64_t work_bytes(const stk_engine *e) { return room_of(e, SAVE_BATCH, JOINED_BYTES_MAX) + PAGE; }
+static uint64_t bounce_bytes(const stk_engine *e) { return room_of(e, 1, BOUNCE_BYTES_MAX); }
+
+uint64_t ckpt_scratch_bytes(const stk_engine *e) { return work_bytes(e) + bounce_bytes(e); }
 
 static uint64_t tensor_bytes(const struct stk_tensor *t)
 {
@@ -87,7 +93,7 @@ static stk_status open_file(struct ckpt_files *f, const char *folder, uint32_t b
     snprintf(path, sizeof path, "%s/%s", folder, file->name);
     STK_TRY(st_writer_new(path, NULL, &file->w, err));
     STK_TRY(st_writer_sums(file->w, err));
-    st_writer_direct(file->w, f->bounce, piece_bytes(f->e));
+    st_writer_direct(file->w, f->bounce, bounce_bytes(f->e));
     for (file->end_block = b; file->end_block < l->n_blocks; file->end_block++) {
         const struct stk_block *blk = &l->blocks[file->end_block];
         uint64_t more = 0;
@@ -115,8 +121,7 @@ stk_status ckpt_files_open(const stk_engine *e, const char *folder, void *scratc
     }
     f->e = e;
     f->work = scratch;
-    f->bounce = f->work + piece_bytes(e) + PAGE;
-    f->piece_elems = (uint32_t)(piece_bytes(e) / 4);
+    f->bounce = f->work + work_bytes(e);
     stk_status st = STK_OK;
     for (uint32_t b = 0; st == STK_OK && b < l->n_blocks; b = f->file[f->n - 1].end_block)
         st = open_file(f, folder, b, err);
@@ -127,20 +132,40 @@ stk_status ckpt_files_open(const stk_engine *e, const char *folder, void *scratc
 
 /* --- writing ---------------------------------------------------------------------------------- */
 
-static void put(struct ckpt_files *f, uint32_t index, uint64_t at, const void *buf, uint64_t bytes)
+stk_status ckpt_files_flush(struct ckpt_files *f, struct stk_error *err)
 {
-    if (f->st == STK_OK) f->st = st_writer_write(f->w, index, at, buf, bytes, f->err);
+    for (uint32_t i = 0; i < f->n; i++) STK_TRY(st_writer_flush(f->file[i].w, err));
+    f->used = 0;
+    return STK_OK;
 }
 
-/* In pieces that have the place in their page that they will have in the file. */
+static void put(struct ckpt_files *f, uint32_t index, uint64_t at, const void *buf, uint64_t bytes)
+{
+    if (f->st == STK_OK) f->st = st_writer_add(f->w, index, at, buf, bytes, f->err);
+}
+
+/* Room for n elements of a tensor that begin at `place` in the file. */
+static float *joined_room(struct ckpt_files *f, uint64_t place, uint32_t n)
+{
+    uint64_t at = f->used;
+    if (at % PAGE != place % PAGE) at = (at + PAGE - 1) / PAGE * PAGE + place % PAGE;
+    if (at + 4ull * n > work_bytes(f->e)) {
+        f->st = ckpt_files_flush(f, f->err);
+        at = place % PAGE;
+    }
+    f->used = at + 4ull * n;
+    return (float *)(void *)(f->work + at);
+}
+
 static void put_joined(struct ckpt_files *f, uint32_t index, uint64_t first, uint32_t chunk_elem,
                        uint32_t n)
 {
     uint64_t base = st_writer_offset(f->w, index);
     for (uint32_t done = 0; done < n && f->st == STK_OK;) {
-        uint32_t k = n - done < f->piece_elems ? n - done : f->piece_elems;
         uint64_t at = 4 * (first + done);
-        float *to = (float *)(void *)(f->work + (base + at) % PAGE);
+        uint32_t k = n - done < TILE_BYTES / 4 ? n - done : (uint32_t)(TILE_BYTES / 4);
+        float *to = joined_room(f, base + at, k);
+        if (f->st != STK_OK) return;
         state_master_get(f->e, f->view, chunk_elem + done, k, to);
         put(f, index, at, to, 4ull * k);
         done += k;

@@ -17,10 +17,12 @@ uint64_t ckpt_scratch_bytes(const stk_engine *e);
  * a time; blocking. On an error *out is NULL and files may be left in the folder. */
 stk_status ckpt_files_open(const stk_engine *e, const char *folder, void *scratch,
                            struct ckpt_files **out, struct stk_error *err);
-/* Writes one chunk: each once. */
+/* Takes one chunk: each once. Its view is borrowed until the next flush, so that what follows in the
+ * file from several chunks goes with one request. */
 stk_status ckpt_files_put(struct ckpt_files *f, const struct stk_chunk *c,
                           const struct state_view *v, struct stk_error *err);
-/* All chunks were put: flushes, closes, frees, also on an error; adds "files" to doc (sizes and
+stk_status ckpt_files_flush(struct ckpt_files *f, struct stk_error *err);
+/* All chunks were put and flushed: flushes, closes, frees, also on an error; adds "files" to doc (sizes and
  * checksums: formats/manifest.h). */
 stk_status ckpt_files_finish(struct ckpt_files *f, struct json_t *doc, struct stk_error *err);
 void ckpt_files_abandon(struct ckpt_files *f); /* NULL allowed */

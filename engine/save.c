@@ -89,6 +89,7 @@ static void job_files(stk_engine *e)
         for (uint32_t i = 0; i < j->n && j->status == STK_OK; i++)
             j->status = ckpt_files_put(s->files, &e->layout->chunks[j->chunk[i]], &j->view[i],
                                        &j->error);
+        if (j->status == STK_OK) j->status = ckpt_files_flush(s->files, &j->error);
         return;
     }
     if (j->kind == JOB_FINISH) {

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #define MEMORY_ALIGN 512u
+#define REQUEST_BYTES_MAX (1ull << 30)
 
 void direct_open(struct direct *d, const char *path, void *bounce, uint64_t bounce_bytes)
 {
@@ -63,4 +64,56 @@ int64_t direct_write(struct direct *d, int fd, const void *buf, uint64_t size_by
     if (put < (int64_t)blocks) return put < 0 ? -1 : (int64_t)head + put;
     put = sys_write_full(fd, from + head + blocks, tail, first + head + blocks);
     return put < 0 ? -1 : (int64_t)(head + blocks) + put;
+}
+
+/* A border between two parts at which one request may go on in other memory. */
+static bool joins(const struct iovec *a, const struct iovec *b, uint64_t border)
+{
+    return border % DIRECT_ALIGN == 0 && (uintptr_t)a->iov_base % MEMORY_ALIGN == 0 &&
+           (uintptr_t)b->iov_base % MEMORY_ALIGN == 0;
+}
+
+/* What one request can take from the front: whole blocks all of it. 0: not as one request. */
+static uint32_t front(const struct iovec *parts, uint32_t n, uint64_t at, uint64_t *size)
+{
+    uint32_t k = 1;
+    *size = parts[0].iov_len;
+    if (at % DIRECT_ALIGN != 0) return 0;
+    for (; k < n && joins(&parts[k - 1], &parts[k], at + *size); k++) {
+        if (*size + parts[k].iov_len > REQUEST_BYTES_MAX) break;
+        *size += parts[k].iov_len;
+    }
+    while (k > 1 && (at + *size) % DIRECT_ALIGN != 0) *size -= parts[--k].iov_len;
+    return k > 1 ? k : 0;
+}
+
+/* True: all of them went. What does not go is written part by part. */
+static bool write_together(struct direct *d, const struct iovec *parts, uint32_t n, uint64_t size,
+                           uint64_t at)
+{
+    int64_t put = sys_write_parts(d->fd, parts, n, at);
+    if (put < 0 && errno == EINVAL) direct_close(d);
+    return put == (int64_t)size;
+}
+
+int64_t direct_write_parts(struct direct *d, int fd, const struct iovec *parts, uint32_t n,
+                           uint64_t offset_bytes)
+{
+    STK_ASSERT(n <= DIRECT_PARTS_MAX);
+    uint64_t done = 0, size;
+    for (uint32_t i = 0; i < n;) {
+        uint32_t k = d->fd < 0 ? 0 : front(parts + i, n - i, offset_bytes + done, &size);
+        if (k > 0 && write_together(d, parts + i, k, size, offset_bytes + done)) {
+            done += size;
+            i += k;
+            continue;
+        }
+        for (uint32_t end = i + (k ? k : 1); i < end; i++) {
+            int64_t put = direct_write(d, fd, parts[i].iov_base, parts[i].iov_len,
+                                       offset_bytes + done);
+            if (put < (int64_t)parts[i].iov_len) return put < 0 ? -1 : (int64_t)done + put;
+            done += parts[i].iov_len;
+        }
+    }
+    return (int64_t)done;
 }

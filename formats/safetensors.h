@@ -98,12 +98,17 @@ void st_writer_direct(struct st_writer *w, void *bounce, uint64_t bounce_bytes);
 stk_status st_writer_begin(struct st_writer *w, struct stk_error *err);
 stk_status st_writer_write(struct st_writer *w, uint32_t index, uint64_t offset_bytes,
                            const void *buf, uint64_t size_bytes, struct stk_error *err);
+/* As st_writer_write, but `buf` may be written later: borrowed until the next flush. Summed at once.
+ * Ranges that follow one another in the file, in whatever order they come, go with one request. */
+stk_status st_writer_add(struct st_writer *w, uint32_t index, uint64_t offset_bytes,
+                         const void *buf, uint64_t size_bytes, struct stk_error *err);
+stk_status st_writer_flush(struct st_writer *w, struct stk_error *err);
 /* After begin: where the tensor's first byte is in the file. */
 uint64_t st_writer_offset(const struct st_writer *w, uint32_t index);
 /* Everything is written: size and CRC-32 (formats/crc32.h) that the file will have. False: no sums
  * were asked for, something is missing, or a byte was written twice. */
 bool st_writer_sum(const struct st_writer *w, uint64_t *size_bytes, uint32_t *crc);
-/* checks coverage, fsync, rename, fsync of the folder; frees w on success and failure */
+/* flushes, checks coverage, fsync, rename, fsync of the folder; frees w on success and failure */
 stk_status st_writer_finish(struct st_writer *w, struct stk_error *err);
 /* removes the partial file, frees; NULL allowed */
 void st_writer_abandon(struct st_writer *w);

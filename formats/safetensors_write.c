@@ -45,6 +45,9 @@ struct st_writer {
     struct direct direct;
     struct crc32_tables *tables; /* NULL: no sums */
     uint32_t header_crc;
+    uint32_t n_added; /* added and not yet written, by place in the file */
+    uint64_t at[DIRECT_PARTS_MAX];
+    struct iovec part[DIRECT_PARTS_MAX];
 };
 
 /* --- header: emitted once to count and once to fill ------------------------------------------- */
@@ -388,8 +391,27 @@ uint64_t st_writer_offset(const struct st_writer *w, uint32_t index)
     return w->v[index].t.offset_bytes;
 }
 
-stk_status st_writer_write(struct st_writer *w, uint32_t index, uint64_t offset_bytes,
-                           const void *buf, uint64_t size_bytes, struct stk_error *err)
+/* Sorted by place in the file; what goes on where the one before ends, in the file and in memory, is
+ * one part with it. */
+static void keep(struct st_writer *w, uint64_t at, const void *buf, uint64_t size_bytes)
+{
+    uint32_t i = w->n_added;
+    while (i > 0 && w->at[i - 1] > at) i--;
+    struct iovec *before = i > 0 ? &w->part[i - 1] : NULL;
+    if (before && w->at[i - 1] + before->iov_len == at &&
+        (const char *)before->iov_base + before->iov_len == buf) {
+        before->iov_len += size_bytes;
+        return;
+    }
+    memmove(w->at + i + 1, w->at + i, (w->n_added - i) * sizeof *w->at);
+    memmove(w->part + i + 1, w->part + i, (w->n_added - i) * sizeof *w->part);
+    w->at[i] = at;
+    w->part[i] = (struct iovec){ (void *)(uintptr_t)buf, size_bytes };
+    w->n_added++;
+}
+
+stk_status st_writer_add(struct st_writer *w, uint32_t index, uint64_t offset_bytes,
+                         const void *buf, uint64_t size_bytes, struct stk_error *err)
 {
     STK_ASSERT(index < w->n);
     struct declared *d = &w->v[index];
@@ -401,13 +423,35 @@ stk_status st_writer_write(struct st_writer *w, uint32_t index, uint64_t offset_
                              w->path, d->t.name, size_bytes, offset_bytes, d->t.size_bytes);
     if (size_bytes == 0) return STK_OK;
     uint32_t crc = w->tables ? crc32_extend(w->tables, 0, buf, size_bytes) : 0;
-    int64_t done =
-        direct_write(&w->direct, w->fd, buf, size_bytes, d->t.offset_bytes + offset_bytes);
-    if (done < 0 || (uint64_t)done < size_bytes)
-        return write_failed(w, done < 0 ? errno : EIO, "write", err);
+    if (w->n_added == DIRECT_PARTS_MAX) STK_TRY(st_writer_flush(w, err));
     if (!mark_written(d, offset_bytes, offset_bytes + size_bytes, crc))
         return files_no_memory(err, w->path);
+    keep(w, d->t.offset_bytes + offset_bytes, buf, size_bytes);
     return STK_OK;
+}
+
+stk_status st_writer_flush(struct st_writer *w, struct stk_error *err)
+{
+    stk_status st = STK_OK;
+    for (uint32_t i = 0; i < w->n_added && st == STK_OK;) {
+        uint64_t size = w->part[i].iov_len;
+        uint32_t k = 1;
+        for (; i + k < w->n_added && w->at[i + k] == w->at[i] + size; k++)
+            size += w->part[i + k].iov_len;
+        int64_t done = direct_write_parts(&w->direct, w->fd, w->part + i, k, w->at[i]);
+        if (done < 0 || (uint64_t)done < size)
+            st = write_failed(w, done < 0 ? errno : EIO, "write", err);
+        i += k;
+    }
+    w->n_added = 0;
+    return st;
+}
+
+stk_status st_writer_write(struct st_writer *w, uint32_t index, uint64_t offset_bytes,
+                           const void *buf, uint64_t size_bytes, struct stk_error *err)
+{
+    STK_TRY(st_writer_add(w, index, offset_bytes, buf, size_bytes, err));
+    return st_writer_flush(w, err);
 }
 
 /* --- the end ---------------------------------------------------------------------------------- */
@@ -447,8 +491,9 @@ bool st_writer_sum(const struct st_writer *w, uint64_t *size_bytes, uint32_t *cr
 stk_status st_writer_finish(struct st_writer *w, struct stk_error *err)
 {
     stk_status status =
-        w->fd >= 0 ? check_covered(w, err)
+        w->fd >= 0 ? st_writer_flush(w, err)
                    : stk_error_set(err, STK_ERR_STATE, 0, "%s: finished before begin", w->path);
+    if (status == STK_OK) status = check_covered(w, err);
     char *parent = files_parent(w->path);
     if (status == STK_OK && !parent) status = files_no_memory(err, w->path);
     if (status == STK_OK && sys_fsync(w->fd) != 0) status = write_failed(w, errno, "flush", err);

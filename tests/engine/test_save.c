@@ -2,7 +2,7 @@
  * every placement and whatever happens between the steps; nothing changed in what is trained; drives
  * slower than a step; errors; close.
  *
- * st_writer_write is given to this file by the linker (--wrap), so that the checkpoint's drive can be
+ * st_writer_add is given to this file by the linker (--wrap), so that the checkpoint's drive can be
  * slow. `test_save --die DIR US` is a child that dies inside a checkpoint. */
 #include "engine/save.h"
 #include "formats/safetensors.h"
@@ -17,16 +17,16 @@
 static const char *self;
 static _Atomic long slow_ns; /* of each write */
 
-stk_status __real_st_writer_write(struct st_writer *w, uint32_t index, uint64_t offset_bytes,
+stk_status __real_st_writer_add(struct st_writer *w, uint32_t index, uint64_t offset_bytes,
                                   const void *buf, uint64_t size_bytes, struct stk_error *err);
-stk_status __wrap_st_writer_write(struct st_writer *w, uint32_t index, uint64_t offset_bytes,
+stk_status __wrap_st_writer_add(struct st_writer *w, uint32_t index, uint64_t offset_bytes,
                                   const void *buf, uint64_t size_bytes, struct stk_error *err);
-stk_status __wrap_st_writer_write(struct st_writer *w, uint32_t index, uint64_t offset_bytes,
+stk_status __wrap_st_writer_add(struct st_writer *w, uint32_t index, uint64_t offset_bytes,
                                   const void *buf, uint64_t size_bytes, struct stk_error *err)
 {
     long ns = atomic_load(&slow_ns);
     if (ns) nanosleep(&(struct timespec){ .tv_nsec = ns }, NULL);
-    return __real_st_writer_write(w, index, offset_bytes, buf, size_bytes, err);
+    return __real_st_writer_add(w, index, offset_bytes, buf, size_bytes, err);
 }
 
 /* --- the same bytes --------------------------------------------------------------------------- */
