@@ -331,7 +331,7 @@ typedef struct stk_step_stats {
     double loss_scale;            /* used in this step */
     bool skipped;
     uint64_t skipped_total, skipped_in_a_row;
-    uint64_t step_ns, compute_ns, norm_ns;
+    uint64_t step_ns, compute_ns;
     stk_exposed exposed;          /* time the caller waited in stk_next or stk_step_end, by cause */
     uint64_t nvme_read_bytes, nvme_write_bytes, copy_in_bytes, copy_out_bytes;
     uint64_t param_fetch_bytes;   /* parameters brought to cache or device */

@@ -87,11 +87,12 @@ static uint32_t front(const struct iovec *parts, uint32_t n, uint64_t at, uint64
     return k > 1 ? k : 0;
 }
 
-/* True: all of them went. What does not go is written part by part. */
-static bool write_together(struct direct *d, const struct iovec *parts, uint32_t n, uint64_t size,
-                           uint64_t at)
+/* 1: all of them went. 0: they are to be written one by one (refused, or short). -1 + errno. */
+static int write_together(struct direct *d, const struct iovec *parts, uint32_t n, uint64_t size,
+                          uint64_t at)
 {
     int64_t put = sys_write_parts(d->fd, parts, n, at);
+    if (put < 0 && errno != EINVAL && errno != EINTR && errno != EAGAIN) return -1;
     if (put < 0 && errno == EINVAL) direct_close(d);
     return put == (int64_t)size;
 }
@@ -103,7 +104,9 @@ int64_t direct_write_parts(struct direct *d, int fd, const struct iovec *parts, 
     uint64_t done = 0, size;
     for (uint32_t i = 0; i < n;) {
         uint32_t k = d->fd < 0 ? 0 : front(parts + i, n - i, offset_bytes + done, &size);
-        if (k > 0 && write_together(d, parts + i, k, size, offset_bytes + done)) {
+        int went = k ? write_together(d, parts + i, k, size, offset_bytes + done) : 0;
+        if (went < 0) return -1;
+        if (went) {
             done += size;
             i += k;
             continue;

@@ -125,13 +125,39 @@ static stk_status clean_leftovers(const char *dir, struct stk_error *err)
     }
     sys_free(steps);
     STK_TRY(status);
+    char *names;
+    status = manifest_clean(dir, &names, err);
+    sys_free(names);
+    return status;
+}
+
+static bool add_name(char **names, uint64_t step)
+{
+    char *longer = sys_format("%s%s%s%08" PRIu64, *names ? *names : "", *names ? ", " : "",
+                              partial_prefix, step);
+    if (!longer) return false;
+    sys_free(*names);
+    *names = longer;
+    return true;
+}
+
+stk_status manifest_clean(const char *dir, char **names, struct stk_error *err)
+{
+    uint64_t *steps;
+    size_t n;
+    *names = NULL;
     STK_TRY(list_steps(dir, partial_prefix, &steps, &n, err));
+    stk_status status = STK_OK;
     for (size_t i = 0; i < n && status == STK_OK; i++) {
         char *path = step_path(dir, partial_prefix, steps[i]);
         status = path ? remove_path(path, err) : files_no_memory(err, dir);
+        if (status == STK_OK && !add_name(names, steps[i])) status = files_no_memory(err, dir);
         sys_free(path);
     }
     sys_free(steps);
+    if (status == STK_OK) return STK_OK;
+    sys_free(*names);
+    *names = NULL;
     return status;
 }
 

@@ -9,7 +9,7 @@
  *                 JSON object.
  * A folder is complete when its manifest is there and agrees with the files (names, sizes,
  * checksums are verified at open; CKP-07, "cut at every 1/20 of its length"). Partial folders are
- * named `.partial-step-...`; they are removed by the next save and by checkpoint_clean. */
+ * named `.partial-step-...`; they are removed by the next save and by manifest_clean. */
 #ifndef FORMATS_MANIFEST_H
 #define FORMATS_MANIFEST_H
 
@@ -28,6 +28,9 @@ stk_status manifest_begin(const char *dir, uint64_t step, char **out_path, struc
 stk_status manifest_commit(const char *dir, uint64_t step, const char *partial_path, json_t *doc,
                            struct stk_error *err);
 void manifest_abandon(const char *partial_path);
+/* Removes partial folders, which a killed run left; *names (sys_free): which, with commas between; NULL:
+ * there were none. */
+stk_status manifest_clean(const char *dir, char **names, struct stk_error *err);
 /* Newest complete checkpoint in dir: path (sys_free) and step. STK_END: there is none. Incomplete
  * ones are passed over and reported in `note` (sys_free, may be NULL). */
 stk_status manifest_newest(const char *dir, char **out_path, uint64_t *out_step, char **note,

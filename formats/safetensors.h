@@ -99,7 +99,8 @@ stk_status st_writer_begin(struct st_writer *w, struct stk_error *err);
 stk_status st_writer_write(struct st_writer *w, uint32_t index, uint64_t offset_bytes,
                            const void *buf, uint64_t size_bytes, struct stk_error *err);
 /* As st_writer_write, but `buf` may be written later: borrowed until the next flush. Summed at once.
- * Ranges that follow one another in the file, in whatever order they come, go with one request. */
+ * Ranges that follow one another in the file, in whatever order they come, go with one request. Two
+ * between one flush and the next do not overlap. */
 stk_status st_writer_add(struct st_writer *w, uint32_t index, uint64_t offset_bytes,
                          const void *buf, uint64_t size_bytes, struct stk_error *err);
 stk_status st_writer_flush(struct st_writer *w, struct stk_error *err);

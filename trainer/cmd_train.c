@@ -55,6 +55,7 @@ static stk_status run(struct train *t, bool dry, struct stk_error *err)
         return stk_error_set(err, STK_ERR_IO, errno, "--out %s: cannot be made: %s", t->o.out,
                              strerror(errno));
     STK_TRY(train_lock_out(t, err));
+    STK_TRY(train_clean_out(t, err));
     STK_TRY(report_open(&t->report, &t->o, err));
     STK_TRY(train_durable_begin(t, err));
     st = t->o.resume ? train_resume_load(t, err) : run_load(&t->r, err);

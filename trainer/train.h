@@ -98,6 +98,8 @@ stk_status train_export(struct train *t, struct stk_error *err);
 stk_status train_dump_gradients(struct train *t, struct stk_error *err);
 /* How `out` stands: refuses foreign files and finished models. */
 stk_status train_check_out(const struct train *t, struct stk_error *err);
+/* Removes checkpoints that a kill cut short, and names them. After train_lock_out. */
+stk_status train_clean_out(const struct train *t, struct stk_error *err);
 
 /* train_durable.c, in the order of a run. What a dead run of --out left: looked for; refused
  * without --resume or --discard. */

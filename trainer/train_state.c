@@ -86,6 +86,17 @@ stk_status train_check_out(const struct train *t, struct stk_error *err)
     return status;
 }
 
+stk_status train_clean_out(const struct train *t, struct stk_error *err)
+{
+    char *names;
+    STK_TRY(manifest_clean(t->ckpt_dir, &names, err));
+    if (names)
+        printf("removed    %s in %s: not complete when an earlier run was killed\n", names,
+               t->ckpt_dir);
+    sys_free(names);
+    return STK_OK;
+}
+
 /* --- resume ----------------------------------------------------------------------------------- */
 
 static uint64_t get_u64(const json_t *j, const char *name)

@@ -460,6 +460,72 @@ TEST(safetensors_writer_sums_and_direct)
     free(t);
 }
 
+/* Pages of one tensor lie in memory in another order than in the file. */
+static void add_pages(struct st_writer *w, uint32_t k, const uint8_t *data, uint32_t n,
+                      const uint32_t *order, uint32_t flush_at, struct stk_error *err)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        CHECK_OK(st_writer_add(w, k, 4096ull * order[i], data + 4096ull * i, 4096, err), err);
+        if (i == flush_at) CHECK_OK(st_writer_flush(w, err), err);
+    }
+}
+
+/* Added in any order: one request where the borders allow it, and the file is the same however the
+ * requests go: refused as direct ones, interrupted, failed. */
+TEST(safetensors_writer_added_parts_go_together)
+{
+    enum { N = 32 };
+    static const int errnos[] = { 0, EINVAL, EINTR, EAGAIN, ENOSPC, EIO };
+    struct stk_error err = { 0 };
+    uint8_t *data = aligned_alloc(4096, 4096 * (N + 1)), *bounce = aligned_alloc(4096, 8192);
+    struct rng r;
+    rng_seed(&r, test_seed());
+    for (int i = 0; i < 4096 * (N + 1); i++) data[i] = (uint8_t)rng_below(&r, 256);
+    for (uint32_t round = 0; round < 48; round++) {
+        const char *path = temp_path("parts.safetensors");
+        const uint8_t *from = data + (round % 4 == 3 ? 4 : 0); /* no memory for direct writes */
+        int os_errno = errnos[round % 6];
+        uint32_t order[N], k, flush_at = round < 6 ? N : (uint32_t)rng_below(&r, N);
+        struct st_writer *w;
+        for (uint32_t i = 0; i < N; i++) order[i] = i;
+        for (uint32_t i = N - 1; i > 0; i--) {
+            uint32_t j = (uint32_t)rng_below(&r, i + 1), x = order[i];
+            order[i] = order[j], order[j] = x;
+        }
+        unlink(path);
+        stk_error_clear(&err);
+        CHECK_OK(st_writer_new(path, NULL, &w, &err), &err);
+        st_writer_direct(w, bounce, 8192);
+        CHECK_OK(st_writer_declare(w, "x", ST_F32, 1, (uint64_t[]){ 1024 * N }, &k, &err), &err);
+        CHECK_OK(st_writer_begin(w, &err), &err);
+        sys_fault_arm(SYS_WRITE, os_errno && round >= 6 ? 1 : UINT64_MAX, 1, os_errno);
+        bool fails = round >= 6 && (os_errno == ENOSPC || os_errno == EIO);
+        if (fails) flush_at = N;
+        add_pages(w, k, from, N, order, flush_at, &err);
+        stk_status st = st_writer_flush(w, &err);
+        uint64_t calls = sys_fault_seen(SYS_WRITE);
+        sys_fault_arm(SYS_WRITE, 0, 0, 0);
+        CHECK(fails == (st != STK_OK));
+        if (round < 3) CHECK(calls == 1);
+        if (st != STK_OK) {
+            st_writer_abandon(w);
+            CHECK(!temp_exists(path));
+            continue;
+        }
+        CHECK_OK(st_writer_finish(w, &err), &err);
+        struct st_file *f;
+        uint8_t *back = malloc(4096 * N);
+        CHECK_OK(st_open(path, &f, &err), &err);
+        CHECK_OK(st_read(f, st_find(f, "x"), 0, 4096 * N, back, &err), &err);
+        for (uint32_t i = 0; i < N; i++)
+            CHECK(!memcmp(back + 4096ull * order[i], from + 4096ull * i, 4096));
+        st_close(f);
+        free(back);
+    }
+    free(data);
+    free(bounce);
+}
+
 TEST(safetensors_writer_sum_of_what_was_written_twice_is_not_known)
 {
     struct stk_error err = { 0 };

@@ -92,7 +92,8 @@ def test_kill_9_at_random_moments(p):
         partial += bool(left)
         steps = glob.glob(p.at(name, "checkpoints", "step-*"))
         if not os.path.exists(p.at(name, "config.json")):
-            p.train(name, *options, *(["--resume"] if steps else []))
+            out, _ = p.train(name, *options, *(["--resume"] if steps else []))
+            assert all("removed" in out and os.path.basename(x) in out for x in left), out
         assert weights(p, name) == want, "kill %d, STK_SEED %d" % (k, SEED)
         assert not glob.glob(p.at(name, "checkpoints", ".partial-*"))
     print("# seed %d: %d kills, %d left a folder behind" % (SEED, kills, partial))
