@@ -1,7 +1,7 @@
 /* engine/ckpt_files.c - the safetensors files of one checkpoint while they are written.
  *
  * Owns the open files. Reads of the engine only what does not change after seal. Moments are written
- * from where they lie; the master of bf16 chunks is joined in the scratch memory.
+ * from where they lie; the master of bf16 chunks is joined in the scratch memory, in tiles.
  * Must not know: who brings the chunks, and when. One thread at a time; blocking. */
 #include "engine/ckpt_files.h"
 #include "base/sys.h"
@@ -44,7 +44,10 @@ static uint64_t room_of(const stk_engine *e, uint64_t chunks, uint64_t most)
 }
 
 /* A page more: pieces have the place in their page that they will have in the file. */
-static uint64_t work_bytes(const stk_engine *e) { return room_of(e, SAVE_BATCH, JOINED_BYTES_MAX) + PAGE; }
+static uint64_t work_bytes(const stk_engine *e)
+{
+    return room_of(e, SAVE_BATCH, JOINED_BYTES_MAX) + PAGE;
+}
 static uint64_t bounce_bytes(const stk_engine *e) { return room_of(e, 1, BOUNCE_BYTES_MAX); }
 
 uint64_t ckpt_scratch_bytes(const stk_engine *e) { return work_bytes(e) + bounce_bytes(e); }
