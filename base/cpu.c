@@ -62,6 +62,8 @@ static enum cpu_isa isa_of_processor(void)
     return has_bits(saved, XCR0_AVX512) && has_bits(seven.b, f_dq_bw_vl) ? CPU_AVX512 : CPU_AVX2;
 }
 
+static bool vpclmulqdq_of_processor(void) { return has_bits(cpuid_leaf(7, 0).c, 1u << 10); }
+
 bool cpu_has_bf16(void)
 {
     if (cpu_isa_best() != CPU_AVX512) return false;
@@ -109,6 +111,7 @@ void cpu_ftz_leave(uint32_t saved) { _mm_setcsr(saved); }
 #else
 
 static enum cpu_isa isa_of_processor(void) { return CPU_SCALAR; }
+static bool vpclmulqdq_of_processor(void) { return false; }
 bool cpu_has_bf16(void) { return false; }
 bool cpu_amx_enable(void) { return false; }
 void cpu_name(char *buf, size_t size_bytes) { snprintf(buf, size_bytes, "unknown processor"); }
@@ -121,7 +124,12 @@ void cpu_ftz_leave(uint32_t saved) { (void)saved; }
  * much for each conversion of a chunk. Asked by another constructor before this one ran, the answer
  * is CPU_SCALAR: slower, the same bits. */
 static enum cpu_isa isa_found = CPU_SCALAR;
-__attribute__((constructor)) static void find_isa(void) { isa_found = isa_of_processor(); }
+static bool vpclmulqdq_found = false;
+__attribute__((constructor)) static void find_isa(void)
+{
+    isa_found = isa_of_processor();
+    vpclmulqdq_found = vpclmulqdq_of_processor();
+}
 
 enum cpu_isa cpu_isa_best(void)
 {
@@ -132,6 +140,8 @@ enum cpu_isa cpu_isa_best(void)
         if (strcmp(limit, cpu_isa_name((enum cpu_isa)isa)) == 0) return (enum cpu_isa)isa;
     return best;
 }
+
+bool cpu_has_vpclmulqdq(void) { return vpclmulqdq_found && cpu_isa_best() == CPU_AVX512; }
 
 /* --- cores ------------------------------------------------------------------------------------ */
 

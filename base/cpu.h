@@ -13,6 +13,9 @@ enum cpu_isa { CPU_SCALAR, CPU_AVX2, CPU_AVX512 }; /* AVX2 means AVX2+FMA+F16C; 
 enum cpu_isa cpu_isa_best(void);
 const char *cpu_isa_name(enum cpu_isa isa);
 bool cpu_has_bf16(void); /* AVX512_BF16 or AMX: bf16 products may be faster than f32 */
+/* Beside CPU_AVX512, carry-less multiplication on its registers. Costs no CPUID: may be asked at
+ * each call. */
+bool cpu_has_vpclmulqdq(void);
 /* AMX tiles with bf16: asks the system for their state, for this whole process. False: not there,
  * or lowered by STOKER_MAX_ISA. */
 bool cpu_amx_enable(void);

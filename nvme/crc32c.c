@@ -4,7 +4,8 @@
  * systematic approach to building high performance software-based CRC generators", 2005). A CRC is
  * linear, so an entry of a table is the xor of the entries of its index's bits: only 8 x 8 numbers
  * are written here, the compiler expands them to constant tables. No state, any thread. The
- * hardware variant is in crc32c_x86.c (a file of its own, because of its compiler flags). */
+ * hardware variants are in crc32c_x86.c and crc32c_avx512.c (files of their own, because of their
+ * compiler flags). */
 #include "nvme/crc32c.h"
 #include "nvme/crc32c_impl.h"
 
@@ -66,6 +67,7 @@ static int always(void) { return 1; }
 
 const struct crc32c_kernel crc32c_kernels[] = {
 #if defined(__x86_64__)
+    { "avx512", crc32c_avx512, crc32c_avx512_usable },
     { "sse4.2", crc32c_x86, crc32c_x86_usable },
 #endif
     { "table", crc32c_table, always },
