@@ -21,8 +21,18 @@
 
 enum {
     LINE_BYTES = 64, /* a register */
-    LINES = 8        /* side by side: a fold takes nine cycles, and one can begin every two */
+    LINES = 8,       /* side by side: a fold takes nine cycles, and one can begin every two */
+    /* Lines of a buffer that lies in memory are asked for this far ahead: 20 % more than the
+     * processor's own prefetcher gives (a Xeon with AMX; 1 KiB does as well, 4 KiB does not), and
+     * nothing lost in cache. */
+    AHEAD_BYTES = 2048
 };
+
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 8")
+#endif
 
 const struct crc32c_fold crc32c_folds[2] = {
     { LINES * LINE_BYTES * 8, 0xbd6f81f8u, 0xdd7e3b0cu },
@@ -52,14 +62,18 @@ static inline __m512i fold_lines(uint32_t crc, const uint8_t **p, const uint8_t 
 {
     const uint8_t *at = *p;
     __m512i line[LINES], constants = load_constants(&crc32c_folds[0]);
-    for (int i = 0; i < LINES; i++) line[i] = load_line(at + LINE_BYTES * i);
+    UNROLL for (int i = 0; i < LINES; i++) line[i] = load_line(at + LINE_BYTES * i);
     /* a start is the same as its bits in the message's first ones */
     line[0] = _mm512_xor_si512(line[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)crc)));
-    for (at += LINES * LINE_BYTES; end - at >= LINES * LINE_BYTES; at += LINES * LINE_BYTES)
-        for (int i = 0; i < LINES; i++)
+    for (at += LINES * LINE_BYTES; end - at >= LINES * LINE_BYTES; at += LINES * LINE_BYTES) {
+        uintptr_t ahead = (uintptr_t)at + AHEAD_BYTES; /* may lie behind the end: a hint only */
+        UNROLL for (int i = 0; i < LINES; i++) {
+            _mm_prefetch((const char *)(ahead + LINE_BYTES * (uintptr_t)i), _MM_HINT_T0);
             line[i] = fold(line[i], constants, load_line(at + LINE_BYTES * i));
+        }
+    }
     constants = load_constants(&crc32c_folds[1]);
-    for (int i = 1; i < LINES; i++) line[0] = fold(line[0], constants, line[i]);
+    UNROLL for (int i = 1; i < LINES; i++) line[0] = fold(line[0], constants, line[i]);
     for (; end - at >= LINE_BYTES; at += LINE_BYTES)
         line[0] = fold(line[0], constants, load_line(at));
     *p = at;
