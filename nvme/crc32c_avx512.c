@@ -5,10 +5,10 @@
  * remainder modulo P counts. Sixteen bytes A = F x^64 + S (F: the first eight bytes) that lie d
  * bits before another sixteen are added to those as F (x^(d+64) mod P) + S (x^d mod P): two
  * products of 64 by 32 bits, which fit into 128. In the reflected order bit i of F or S is
- * x^(63-i), bit i of a constant x^(31-i), bit i of the sum x^(127-i): what lies at bit i+j is x^(94-i-j) and
- * is read as x^(127-i-j), so x^33 more is in every product and the constants are x^(d+64-33) and
- * x^(d-33). tests/nvme computes each of them from P. The last 64 bytes go through the crc32
- * instruction, which is the reduction: after A it holds A x^32 mod P.
+ * x^(63-i), bit i of a constant x^(31-i), bit i of the sum x^(127-i): what lies at bit i+j is
+ * x^(94-i-j) and is read as x^(127-i-j), so x^33 more is in every product; the constants are
+ * x^(d+64-33) and x^(d-33). tests/nvme computes each of them from P. The last 64 bytes go through
+ * the crc32 instruction, which is the reduction: after A it holds A x^32 mod P.
  *
  * Compiled with flags of its own; called only where crc32c_avx512_usable() says so. No state, any
  * thread. */
