@@ -22,7 +22,8 @@
       .undo = { [ADAM_BF16_SPLIT] = adam_undo_bf16_split__##suffix,          \
                 [ADAM_FP16] = adam_undo_fp16__##suffix },                    \
       .param_only = { [ADAM_BF16_SPLIT] = adam_param_bf16_split__##suffix,   \
-                      [ADAM_FP16] = adam_param_fp16__##suffix } },
+                      [ADAM_FP16] = adam_param_fp16__##suffix },             \
+      .narrow = &adam_narrow__##suffix },
 const struct adam_kernel adam_kernels[] = {
 #include "offload/adam_kernels.inc"
     { .name = NULL },

@@ -84,6 +84,7 @@ struct adam_span {          /* n elements of one tensor (or part of it) */
 typedef void (*adam_fn)(const struct adam_span *s, const struct adam_coef *c);
 struct adam_inverse; /* of adam_undo.h, as the two functions */
 struct adam_record;
+struct adam_narrow_fns; /* of adam_narrow.h */
 typedef uint64_t (*adam_record_fn)(const struct adam_span *s, const struct adam_coef *c,
                                    const struct adam_inverse *inv, struct adam_record *r);
 typedef void (*adam_undo_fn)(const struct adam_span *s, const struct adam_coef *c,
@@ -97,6 +98,7 @@ struct adam_kernel {
     adam_record_fn record[ADAM_F32]; /* the 16-bit layouts; called by adam_undo.c */
     adam_undo_fn undo[ADAM_F32];
     adam_fn param_only[ADAM_F32];
+    const struct adam_narrow_fns *narrow; /* moments in fewer bits: called by adam_narrow.c */
 };
 /* Best first, scalar reference last; name NULL ends. One list (adam_kernels.inc) makes
  * declarations, dispatch, tests and bench. */

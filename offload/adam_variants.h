@@ -4,6 +4,7 @@
 #ifndef OFFLOAD_ADAM_VARIANTS_H
 #define OFFLOAD_ADAM_VARIANTS_H
 
+#include "offload/adam_narrow.h"
 #include "offload/adam_undo.h"
 
 /* Declares the functions of one of the three types of adam.h. */
@@ -23,7 +24,8 @@
     ADAM_DECLARE_RECORD(adam_record_bf16_split__##suffix) \
     ADAM_DECLARE_RECORD(adam_record_fp16__##suffix)       \
     ADAM_DECLARE_UNDO(adam_undo_bf16_split__##suffix)     \
-    ADAM_DECLARE_UNDO(adam_undo_fp16__##suffix)
+    ADAM_DECLARE_UNDO(adam_undo_fp16__##suffix)           \
+    extern const struct adam_narrow_fns adam_narrow__##suffix;
 #include "offload/adam_kernels.inc"
 #undef ADAM_KERNEL
 

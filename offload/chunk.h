@@ -11,7 +11,9 @@
  * STATES of a chunk of n elements (n is a multiple of 64):
  *     CHUNK_PARAM  2n bytes     bf16 or fp16, authoritative
  *     CHUNK_OPT    bf16: 10n    [low int16 n][exp_avg f32 n][exp_avg_sq f32 n];  fp16: 12n [master
- *             f32 n][exp_avg][exp_avg_sq]
+ *             f32 n][exp_avg][exp_avg_sq]; with moments in fewer bits (stk_block.moments):
+ *             [...][exp_avg bf16 n][exp_avg_sq bf16 n], or [...][exp_avg code n][exp_avg_sq code n]
+ *             [absmax of exp_avg f32 n/64][of exp_avg_sq f32 n/64] (offload/adam_narrow.h)
  *     CHUNK_GRAD   2n           16-bit gradient between backward and the update
  * Frozen chunks have CHUNK_PARAM only.
  *
@@ -51,6 +53,7 @@
 enum chunk_state { CHUNK_PARAM, CHUNK_OPT, CHUNK_GRAD, CHUNK_STATE_N };
 enum chunk_home { CHUNK_HOST, CHUNK_NVME };
 enum chunk_dtype { CHUNK_BF16, CHUNK_FP16 };
+enum chunk_moments { CHUNK_MOMENTS_F32, CHUNK_MOMENTS_BF16, CHUNK_MOMENTS_8BIT };
 #define CHUNK_NO_EXTENT UINT32_MAX
 
 struct stk_tensor {
@@ -72,6 +75,8 @@ struct stk_block {
     uint32_t first_chunk, n_chunks;         /* of this rank's shard */
     uint32_t n_chunks_trainable;            /* these come first */
     uint64_t elems, elems_trainable;        /* of the flat vector, padded to 64 */
+    enum chunk_moments moments;             /* how the moments of its chunks are kept. Set after
+                                             * layout_build, before anything is placed */
 };
 
 struct stk_chunk {
@@ -104,11 +109,19 @@ struct stk_layout {
     uint64_t params, params_trainable;      /* without padding */
 };
 
+/* Of both moments of n elements (a multiple of 64). */
+static inline uint64_t chunk_moment_bytes(enum chunk_moments m, uint64_t n)
+{
+    return m == CHUNK_MOMENTS_F32 ? 8 * n : m == CHUNK_MOMENTS_BF16 ? 4 * n : 2 * n + n / 64 * 8;
+}
+
 static inline uint64_t chunk_bytes(const struct stk_layout *l, const struct stk_chunk *c,
                                    enum chunk_state s)
 {
     if (c->frozen && s != CHUNK_PARAM) return 0;
-    if (s == CHUNK_OPT) return (uint64_t)c->n_elems * (l->dtype == CHUNK_BF16 ? 10 : 12);
+    if (s == CHUNK_OPT)
+        return (uint64_t)c->n_elems * (l->dtype == CHUNK_BF16 ? 2 : 4) +
+               chunk_moment_bytes(l->blocks[c->block].moments, c->n_elems);
     return (uint64_t)c->n_elems * 2;
 }
 
