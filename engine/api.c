@@ -77,6 +77,7 @@ static stk_status check_choices(stk_engine *e)
         { "accumulate", (int)c->accumulate, STK_ACCUMULATE_MICRO },
         { "update", (int)c->update, STK_UPDATE_SPECULATE },
         { "optimizer", (int)c->optimizer, STK_ADAM },
+        { "moments", (int)c->moments, STK_MOMENTS_8BIT },
         { "matmul", (int)c->matmul, STK_MATMUL_BF16 },
         { "storage", (int)c->storage, STK_STORAGE_SIM },
     };

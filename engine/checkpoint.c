@@ -1,5 +1,5 @@
 /* engine/checkpoint.c - complete copies that never refer to the store: a folder with a manifest and
- * safetensors (fp32 master, exp_avg, exp_avg_sq).
+ * safetensors (fp32 master, exp_avg, exp_avg_sq; moments as they are kept).
  *
  * Application's thread, between steps; streams chunk by chunk through state.c's staging, so memory
  * does not grow with the model (CKP-19). The files are ckpt_files.c's, which save.c shares. Written beside and renamed (formats/manifest.h), so a kill
@@ -87,8 +87,15 @@ struct loader {
     struct st_file **files;
     uint32_t n_files;
     struct state_view *view;
+    bool convert;              /* moments may be of another kind than ours */
     stk_status st;
 };
+
+/* At a time, from one kind of moments to another; no more than the smallest chunk has. */
+#define CONVERT_ELEMS 2048u
+static const enum st_dtype moment_dtype[] = { ST_F32, ST_BF16, ST_U8 }; /* by enum chunk_moments */
+
+static uint64_t scales_of(uint64_t n) { return (n + ADAM_QUANT_ELEMS - 1) / ADAM_QUANT_ELEMS; }
 
 static const struct st_tensor *find_tensor(struct loader *l, const char *name,
                                            struct st_file **file)
@@ -103,17 +110,16 @@ static const struct st_tensor *find_tensor(struct loader *l, const char *name,
     return NULL;
 }
 
-static stk_status read_part(struct loader *l, const struct stk_tensor *t, int k, uint64_t first,
-                            uint32_t n, void *out)
+/* Elements [first, first + n) of a tensor's entry k, which must be of dtype `want`. */
+static stk_status read_entry(struct loader *l, const struct stk_tensor *t, int k,
+                             enum st_dtype want, uint64_t first, uint64_t n, void *out)
 {
     char name[512];
     struct st_file *f = NULL;
     snprintf(name, sizeof name, "%s%s", t->name, ckpt_suffix[k]);
     const struct st_tensor *s = find_tensor(l, name, &f);
-    const enum st_dtype half = l->e->layout->dtype == CHUNK_BF16 ? ST_BF16 : ST_F16,
-                        want = t->frozen ? half : ST_F32;
     uint32_t bytes = st_dtype_bytes(want);
-    if (!s || s->n_elements != t->n_elems)
+    if (!s || s->n_elements != (k < 3 ? t->n_elems : scales_of(t->n_elems)))
         return stk_error_set(
             &l->e->err, STK_ERR_FORMAT, 0,
             "%s: tensor %s is missing or has another size than the model's (%llu elements)",
@@ -123,7 +129,57 @@ static stk_status read_part(struct loader *l, const struct stk_tensor *t, int k,
                              "%s: tensor %s is %s there and must be %s: resume from another "
                              "checkpoint",
                              l->path, name, st_dtype_name(s->dtype), st_dtype_name(want));
-    return st_read(f, s, first * bytes, (uint64_t)n * bytes, out, &l->e->err);
+    return st_read(f, s, first * bytes, n * bytes, out, &l->e->err);
+}
+
+static stk_status read_part(struct loader *l, const struct stk_tensor *t, uint64_t first,
+                            uint32_t n, void *out)
+{
+    enum st_dtype half = l->e->layout->dtype == CHUNK_BF16 ? ST_BF16 : ST_F16;
+    return read_entry(l, t, 0, t->frozen ? half : ST_F32, first, n, out);
+}
+
+/* Moment k as it is stored there, into the memory that *m names, from element `at` on. */
+static stk_status read_stored(struct loader *l, const struct stk_tensor *t, int k, uint64_t first,
+                              uint64_t n, const struct adam_moments *m, uint64_t at)
+{
+    uint64_t width = st_dtype_bytes(moment_dtype[m->kind]);
+    STK_TRY(read_entry(l, t, 1 + k, moment_dtype[m->kind], first, n, m->at[k] + width * at));
+    if (m->kind != CHUNK_MOMENTS_8BIT) return STK_OK;
+    return read_entry(l, t, 3 + k, ST_F32, scales_of(first), scales_of(n),
+                      m->absmax[k] + scales_of(at));
+}
+
+/* The kind in which the checkpoint has a moment; what must be there if it is none of them. */
+static enum chunk_moments kind_there(struct loader *l, const struct stk_tensor *t, int k,
+                                     enum chunk_moments here)
+{
+    char name[512];
+    struct st_file *f = NULL;
+    snprintf(name, sizeof name, "%s%s", t->name, ckpt_suffix[1 + k]);
+    const struct st_tensor *s = find_tensor(l, name, &f);
+    for (int i = CHUNK_MOMENTS_F32; s && l->convert && i <= CHUNK_MOMENTS_8BIT; i++)
+        if (s->dtype == moment_dtype[i]) return (enum chunk_moments)i;
+    return here;
+}
+
+/* Pieces begin at multiples of 64 elements of the tensor and of the chunk. */
+static stk_status read_moment(struct loader *l, const struct stk_tensor *t, int k, uint64_t first,
+                              uint64_t n, uint64_t at)
+{
+    const struct adam_moments *m = &l->view->moments;
+    struct adam_moments there = { .kind = kind_there(l, t, k, m->kind) };
+    if (there.kind == m->kind) return read_stored(l, t, k, first, n, m, at);
+    /* in the scratch memory, which has at least 8 bytes for each of these elements */
+    there.at[k] = l->e->sio->scratch;
+    there.absmax[k] = (float *)(void *)(l->e->sio->scratch + CONVERT_ELEMS);
+    for (uint64_t done = 0, piece; done < n; done += piece) {
+        piece = n - done < CONVERT_ELEMS ? n - done : CONVERT_ELEMS;
+        STK_TRY(read_stored(l, t, k, first + done, piece, &there, 0));
+        adam_moments_read(&there, k, 0, piece, l->e->sio->work);
+        adam_moments_write(m, k, at + done, piece, l->e->sio->work);
+    }
+    return STK_OK;
 }
 
 static void load_piece(void *arg, uint32_t tensor, uint64_t tensor_elem, uint32_t chunk_elem,
@@ -135,13 +191,13 @@ static void load_piece(void *arg, uint32_t tensor, uint64_t tensor_elem, uint32_
     struct state_view *v = l->view;
     if (l->st != STK_OK) return;
     if (t->frozen) {
-        l->st = read_part(l, t, 0, tensor_elem, n, v->param + chunk_elem);
+        l->st = read_part(l, t, tensor_elem, n, v->param + chunk_elem);
         return;
     }
-    l->st = read_part(l, t, 0, tensor_elem, n, e->sio->work);
+    l->st = read_part(l, t, tensor_elem, n, e->sio->work);
     if (l->st == STK_OK) state_master_set(e, v, chunk_elem, n, e->sio->work);
-    if (l->st == STK_OK) l->st = read_part(l, t, 1, tensor_elem, n, v->exp_avg + chunk_elem);
-    if (l->st == STK_OK) l->st = read_part(l, t, 2, tensor_elem, n, v->exp_avg_sq + chunk_elem);
+    for (int k = 0; k < 2 && l->st == STK_OK; k++)
+        l->st = read_moment(l, t, k, tensor_elem, n, chunk_elem);
 }
 
 static stk_status load_chunks(struct loader *l)
@@ -191,7 +247,7 @@ stk_status stk_restore(stk_engine *e, const char *path, bool any_numerics, char 
     STK_TRY(save_settle(e));
     json_t *doc = NULL;
     STK_TRY(manifest_read(path, true, &doc, &e->err));
-    struct loader l = { .e = e, .path = path };
+    struct loader l = { .e = e, .path = path, .convert = any_numerics };
     stk_status st = counters_agree(e, path, doc, any_numerics);
     if (st == STK_OK) st = open_files(&l, doc);
     if (st == STK_OK) counters_take(e, doc);

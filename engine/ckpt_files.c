@@ -15,7 +15,8 @@
 #define TILE_BYTES (64ull << 10)      /* joined, then summed while it is in the cache */
 #define PAGE 4096ull
 
-const char *const ckpt_suffix[3] = { "", ".exp_avg", ".exp_avg_sq" };
+const char *const ckpt_suffix[CKPT_ENTRIES] = { "", ".exp_avg", ".exp_avg_sq", ".exp_avg.absmax",
+                                                ".exp_avg_sq.absmax" };
 
 struct ckpt_file {
     char *name;
@@ -29,7 +30,7 @@ struct ckpt_files {
     uint64_t used;
     struct ckpt_file *file;
     uint32_t n;
-    uint32_t *index;           /* [n_tensors][3]: declaration in its file */
+    uint32_t *index;           /* [n_tensors][CKPT_ENTRIES]: declaration in its file */
     /* of the put under way */
     const struct state_view *view;
     struct st_writer *w;
@@ -52,16 +53,26 @@ static uint64_t bounce_bytes(const stk_engine *e) { return room_of(e, 1, BOUNCE_
 
 uint64_t ckpt_scratch_bytes(const stk_engine *e) { return work_bytes(e) + bounce_bytes(e); }
 
-static uint64_t tensor_bytes(const struct stk_tensor *t)
+static uint64_t scales_of(uint64_t n) { return (n + ADAM_QUANT_ELEMS - 1) / ADAM_QUANT_ELEMS; }
+
+static enum chunk_moments moments_of(const struct stk_layout *l, const struct stk_tensor *t)
 {
-    return t->n_elems * (t->frozen ? 2 : 12);
+    return l->blocks[t->block].moments;
+}
+
+static uint64_t tensor_bytes(const struct stk_layout *l, const struct stk_tensor *t)
+{
+    if (t->frozen) return t->n_elems * 2;
+    enum chunk_moments m = moments_of(l, t);
+    if (m == CHUNK_MOMENTS_8BIT) return t->n_elems * 6 + 8 * scales_of(t->n_elems);
+    return t->n_elems * (m == CHUNK_MOMENTS_F32 ? 12 : 8);
 }
 
 uint64_t stk_save_bytes(const stk_engine *e)
 {
     uint64_t sum = 65536;
     for (uint32_t i = 0; e->layout && i < e->layout->n_tensors; i++)
-        sum += tensor_bytes(&e->layout->tensors[i]) + 1024;
+        sum += tensor_bytes(e->layout, &e->layout->tensors[i]) + 1024;
     return sum;
 }
 
@@ -73,11 +84,14 @@ static stk_status declare_tensor(struct ckpt_files *f, struct st_writer *w, uint
     const struct stk_layout *l = f->e->layout;
     const struct stk_tensor *t = &l->tensors[i];
     enum st_dtype half = l->dtype == CHUNK_BF16 ? ST_BF16 : ST_F16;
-    for (int k = 0; k < (t->frozen ? 1 : 3); k++) {
+    static const enum st_dtype dtype_of[] = { ST_F32, ST_BF16, ST_U8 };
+    enum chunk_moments m = moments_of(l, t);
+    for (int k = 0; k < (t->frozen ? 1 : m == CHUNK_MOMENTS_8BIT ? CKPT_ENTRIES : 3); k++) {
         char name[512];
+        uint64_t n = k < 3 ? t->n_elems : scales_of(t->n_elems);
+        enum st_dtype d = t->frozen ? half : k == 1 || k == 2 ? dtype_of[m] : ST_F32;
         snprintf(name, sizeof name, "%s%s", t->name, ckpt_suffix[k]);
-        STK_TRY(st_writer_declare(w, name, t->frozen ? half : ST_F32, 1, &t->n_elems,
-                                  &f->index[3 * i + k], err));
+        STK_TRY(st_writer_declare(w, name, d, 1, &n, &f->index[CKPT_ENTRIES * i + k], err));
     }
     return STK_OK;
 }
@@ -101,7 +115,7 @@ static stk_status open_file(struct ckpt_files *f, const char *folder, uint32_t b
         const struct stk_block *blk = &l->blocks[file->end_block];
         uint64_t more = 0;
         for (uint32_t i = 0; i < blk->n_tensors; i++)
-            more += tensor_bytes(&l->tensors[blk->first_tensor + i]);
+            more += tensor_bytes(l, &l->tensors[blk->first_tensor + i]);
         if (file->end_block > b && bytes + more > most) break;
         bytes += more;
         for (uint32_t i = 0; i < blk->n_tensors; i++)
@@ -117,7 +131,7 @@ stk_status ckpt_files_open(const stk_engine *e, const char *folder, void *scratc
     struct ckpt_files *f = sys_calloc(1, sizeof *f);
     *out = NULL;
     if (f) f->file = sys_calloc(l->n_blocks + 1, sizeof *f->file);
-    if (f) f->index = sys_calloc(3ull * l->n_tensors + 1, sizeof *f->index);
+    if (f) f->index = sys_calloc((uint64_t)CKPT_ENTRIES * l->n_tensors + 1, sizeof *f->index);
     if (!f || !f->file || !f->index) {
         ckpt_files_abandon(f);
         return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory to write a checkpoint");
@@ -175,12 +189,26 @@ static void put_joined(struct ckpt_files *f, uint32_t index, uint64_t first, uin
     }
 }
 
+/* As they lie. A piece begins at a multiple of 64 elements of its tensor. */
+static void put_moments(struct ckpt_files *f, const uint32_t *index, uint64_t first,
+                        uint32_t chunk_elem, uint32_t n)
+{
+    const struct adam_moments *m = &f->view->moments;
+    uint64_t width = m->kind == CHUNK_MOMENTS_F32 ? 4 : m->kind == CHUNK_MOMENTS_BF16 ? 2 : 1;
+    for (int k = 0; k < 2; k++) {
+        put(f, index[1 + k], first * width, m->at[k] + width * chunk_elem, width * n);
+        if (m->kind == CHUNK_MOMENTS_8BIT)
+            put(f, index[3 + k], 4 * scales_of(first), m->absmax[k] + scales_of(chunk_elem),
+                4 * scales_of(n));
+    }
+}
+
 static void put_piece(void *arg, uint32_t tensor, uint64_t tensor_elem, uint32_t chunk_elem,
                       uint32_t n)
 {
     struct ckpt_files *f = arg;
     const struct state_view *v = f->view;
-    const uint32_t *index = &f->index[3 * tensor];
+    const uint32_t *index = &f->index[CKPT_ENTRIES * tensor];
     if (v->frozen) {
         put(f, index[0], tensor_elem * 2, v->param + chunk_elem, 2ull * n);
         return;
@@ -189,8 +217,7 @@ static void put_piece(void *arg, uint32_t tensor, uint64_t tensor_elem, uint32_t
         put(f, index[0], tensor_elem * 4, v->master + chunk_elem, 4ull * n);
     else
         put_joined(f, index[0], tensor_elem, chunk_elem, n);
-    put(f, index[1], tensor_elem * 4, v->exp_avg + chunk_elem, 4ull * n);
-    put(f, index[2], tensor_elem * 4, v->exp_avg_sq + chunk_elem, 4ull * n);
+    put_moments(f, index, tensor_elem, chunk_elem, n);
 }
 
 stk_status ckpt_files_put(struct ckpt_files *f, const struct stk_chunk *c,

@@ -9,7 +9,10 @@
 
 struct ckpt_files;
 
-extern const char *const ckpt_suffix[3]; /* of a trained tensor's three entries */
+/* Entries of a trained tensor: fp32 master, both moments as they are kept (F32, BF16 or U8), and with
+ * 8-bit codes their scales, F32, one for each 64 elements (offload/adam_narrow.h). */
+enum { CKPT_ENTRIES = 5 };
+extern const char *const ckpt_suffix[CKPT_ENTRIES];
 
 /* Scratch memory that writing needs, aligned to 4096; borrowed from open to the end. */
 uint64_t ckpt_scratch_bytes(const stk_engine *e);

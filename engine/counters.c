@@ -10,6 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+static const char *const moments_names[] = { "fp32", "bf16", "8bit" };
+static const char *moments_name(const stk_engine *e) { return moments_names[e->cfg.moments]; }
+
 json_t *counters_document(stk_engine *e, const char *client_json)
 {
     json_t *tensors = json_array(),
@@ -26,7 +29,7 @@ json_t *counters_document(stk_engine *e, const char *client_json)
                      (json_int_t)e->updates, "skipped_total", (json_int_t)e->skipped_total,
                      "skipped_in_a_row", (json_int_t)e->skipped_row, "loss_scale", e->loss_scale,
                      "scale_good", (json_int_t)e->scale_good, "numerics", e->numerics, "dtype",
-                     e->cfg.dtype == STK_FP16 ? "fp16" : "bf16", "moments", "fp32", "tensors",
+                     e->cfg.dtype == STK_FP16 ? "fp16" : "bf16", "moments", moments_name(e), "tensors",
                      tensors, "client", client);
 }
 
@@ -93,19 +96,31 @@ stk_status counters_agree_model(stk_engine *e, const char *path, const json_t *d
         return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
                              "%s: was written with dtype %s, this run has %s: give --dtype %s",
                              path, dtype ? dtype : "unknown", own, dtype ? dtype : "bf16");
-    const char *moments = json_string_value(json_object_get(doc, "moments"));
-    if (!moments || strcmp(moments, "fp32"))
-        return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
-                             "%s: its moments are %s, this run keeps fp32: resume from another "
-                             "checkpoint",
-                             path, moments ? moments : "of unknown dtype");
     return STK_OK;
+}
+
+stk_status counters_agree_moments(stk_engine *e, const char *path, const json_t *doc, bool any)
+{
+    const char *there = json_string_value(json_object_get(doc, "moments"));
+    bool known = false;
+    for (int i = 0; there && i < 3; i++) known |= strcmp(there, moments_names[i]) == 0;
+    if (known && (any || strcmp(there, moments_name(e)) == 0)) return STK_OK;
+    if (!known)
+        return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
+                             "%s: its moments are %s, this run keeps %s: resume from another "
+                             "checkpoint",
+                             path, there ? there : "of unknown dtype", moments_name(e));
+    return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
+                         "%s: its moments are %s, this run keeps %s: give --moments %s (a checkpoint, "
+                         "not a durable step, is converted with --any-numerics)",
+                         path, there, moments_name(e), there);
 }
 
 /* The checkpoint must be of this model and of this arithmetic; the first difference is named. */
 stk_status counters_agree(stk_engine *e, const char *path, const json_t *doc, bool any_numerics)
 {
     STK_TRY(counters_agree_model(e, path, doc));
+    STK_TRY(counters_agree_moments(e, path, doc, any_numerics));
     const char *key = json_string_value(json_object_get(doc, "numerics"));
     if (any_numerics || (key && strcmp(key, e->numerics) == 0)) return STK_OK;
     char there[256], here[256];

@@ -13,6 +13,8 @@ stk_status counters_check_client(stk_engine *e, const char *call, const char *cl
 /* The document must be of this model and of this arithmetic; the first difference is named. `path`
  * begins the sentence. */
 stk_status counters_agree_model(stk_engine *e, const char *path, const json_t *doc);
+/* Moments as they are kept here; any: or of another kind that can be converted. */
+stk_status counters_agree_moments(stk_engine *e, const char *path, const json_t *doc, bool any);
 stk_status counters_agree(stk_engine *e, const char *path, const json_t *doc, bool any_numerics);
 void counters_take(stk_engine *e, const json_t *doc);
 /* The client's object as text; sys_free; NULL: no memory. */

@@ -245,6 +245,7 @@ static stk_status agree_geometry(stk_engine *e, const char *name, const struct s
     json_int_t chunk = json_integer_value(json_object_get(doc, "chunk"));
     const char *grads = json_string_value(json_object_get(doc, "grads"));
     STK_TRY(counters_agree_model(e, name, doc));
+    STK_TRY(counters_agree_moments(e, name, doc, false));
     if (chunk != (json_int_t)e->cfg.chunk_elems)
         return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
                              "%s was written with chunks of %lld parameters, this run has %u: give "

@@ -17,6 +17,7 @@
 #include "nvme/measure.h"
 #include "nvme/store.h"
 #include "offload/adam_chunk.h"
+#include "offload/adam_narrow.h"
 #include "offload/chunk.h"
 #include <stdatomic.h>
 #include <sys/types.h>
@@ -91,7 +92,7 @@ struct state_view {
     uint16_t *param;
     int16_t *low;                   /* bf16 */
     float *master;                  /* fp16: the same memory as low */
-    float *exp_avg, *exp_avg_sq;
+    struct adam_moments moments;
     uint16_t *grad;                 /* arrays of states that were not asked for are not valid */
 };
 
@@ -307,6 +308,8 @@ bool place_trains(const stk_engine *e);
 uint64_t place_second_of(const stk_engine *e, const struct eng_placement *pl, uint32_t block);
 uint64_t place_second_bytes(const stk_engine *e, const struct eng_placement *pl);
 void mode_note(stk_engine *e, const struct eng_placement *pl);
+/* STK_ERR_CONFIG: the mode was asked for by name and cannot be. */
+stk_status mode_check(stk_engine *e, const struct eng_placement *pl);
 /* Versions of an extent that the store has room for. */
 uint32_t place_store_room(const stk_engine *e, const struct eng_placement *pl);
 /* The update mode of a placement: what the client asked for, as far as it can be done. */

@@ -193,14 +193,14 @@ bool update_span(const struct update_slice *u, uint32_t tensor, uint32_t chunk_e
     uint32_t to = chunk_elem + n < u->end ? chunk_elem + n : u->end;
     if (from >= to || !u->e->layout->tensors[tensor].touched) return false;
     uint64_t first = u->e->layout->dtype == CHUNK_BF16 ? 2 : 4; /* bytes of low or master */
-    uint64_t all = u->n_elems;
+    bool wide = u->moments.kind == CHUNK_MOMENTS_F32; /* else they are only in u->moments */
     *at = from;
     *s = (struct adam_span){
         .n = to - from,
         .param = u->param + 2ull * from,
         .low_or_master = u->opt + first * from,
-        .exp_avg = (float *)(void *)(u->opt + first * all) + from,
-        .exp_avg_sq = (float *)(void *)(u->opt + (first + 4) * all) + from,
+        .exp_avg = wide ? (float *)(void *)u->moments.at[0] + from : NULL,
+        .exp_avg_sq = wide ? (float *)(void *)u->moments.at[1] + from : NULL,
         .grad = u->grad + 2ull * from,
         .way = u->e->way,
     };
@@ -246,7 +246,10 @@ void update_slice_fill(stk_engine *e, const struct plan_node *n, uint32_t slice,
         .begin = (uint32_t)(groups * slice / n_slices) * CHUNK_ALIGN_ELEMS,
         .end = (uint32_t)(groups * (slice + 1) / n_slices) * CHUNK_ALIGN_ELEMS,
         .n_elems = c->n_elems,
+        .dither = { e->cfg.moments_seed, n->spec ? e->updates + 1 : e->update_version, c->block,
+                    c->first_elem },
     };
+    if (u->opt) adam_moments_at(e->layout, c, u->opt, &u->moments);
 }
 
 void update_piece(void *arg, uint32_t tensor, uint64_t tensor_elem, uint32_t chunk_elem, uint32_t n)
@@ -256,12 +259,9 @@ void update_piece(void *arg, uint32_t tensor, uint64_t tensor_elem, uint32_t chu
     uint32_t at;
     (void)tensor_elem;
     if (!update_span(u, tensor, chunk_elem, n, &s, &at)) return;
-    if (u->param_out) {
-        s.param_out = u->param_out + 2ull * at;
-        adam_param_only(u->e->adam, u->layout, &s, &u->coef[tensor]);
-    } else {
-        adam_run(u->e->adam, u->layout, &s, &u->coef[tensor]);
-    }
+    if (u->param_out) s.param_out = u->param_out + 2ull * at;
+    adam_narrow_run(u->e->adam, u->layout, &s, &u->moments, at, &u->dither, &u->coef[tensor],
+                    u->param_out != NULL);
 }
 
 /* `split`: UPDATE makes the new parameter in the block's second buffer, which becomes the first;

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BUFFER_ELEMS (64ull << 20) /* 14 bytes each: more than caches hold */
+#define BUFFER_ELEMS (64ull << 20) /* 8 to 14 bytes each: more than caches hold */
 #define NVME_ELEMS (4ull << 20)    /* where the state lies on NVMe, little is in memory */
 #define LEAST_ELEMS 65536ull
 #define RUNS 5
@@ -42,10 +42,26 @@ static void adam_slice(void *arg, uint32_t slice, uint32_t n_slices)
     const struct bench *b = j->b;
     uint64_t from = j->first + j->n / 64 * slice / n_slices * 64,
              to = j->first + j->n / 64 * (slice + 1) / n_slices * 64;
-    float *m = (float *)(void *)b->memory, *v = m + b->n;
-    uint16_t *param = (uint16_t *)(void *)(v + b->n), *grad = param + 2 * b->n;
-    stk_adam_bf16(param + from, (int16_t *)(param + b->n + from), m + from, v + from, grad + from,
-                  to - from, STK_ADAMW, 1e-5, 0.9, 0.999, 1e-8, 0.01, 1.0, 7, 1);
+    enum chunk_moments kind = (enum chunk_moments)b->e->cfg.moments;
+    uint64_t width = kind == CHUNK_MOMENTS_F32 ? 4 : kind == CHUNK_MOMENTS_BF16 ? 2 : 1;
+    struct adam_moments at = { .kind = kind, .at = { b->memory, b->memory + width * b->n } };
+    at.absmax[0] = (float *)(void *)(b->memory + 2 * b->n);
+    at.absmax[1] = at.absmax[0] + b->n / ADAM_QUANT_ELEMS;
+    uint16_t *param = (uint16_t *)(void *)(b->memory + chunk_moment_bytes(kind, b->n)) + from;
+    struct adam_span s = { .n = to - from, .param = param, .low_or_master = param + b->n,
+                           .grad = param + 2 * b->n };
+    struct adam_hyper h = { 1e-5, 0.9, 0.999, 1e-8, 0.01, ADAM_ADAMW };
+    struct adam_dither d = { .update = 7 };
+    struct adam_coef c;
+    adam_coef_make(&h, 7, 1.0, &c);
+    adam_narrow_run(b->e->adam, ADAM_BF16_SPLIT, &s, &at, from, &d, &c, false);
+}
+
+/* Bytes that the update reads and writes, a parameter. */
+static double update_bytes(const stk_engine *e)
+{
+    double moments = (double)chunk_moment_bytes((enum chunk_moments)e->cfg.moments, 64) / 64;
+    return 10 + 2 * moments;
 }
 
 static void set_wait_event(void *engine)
@@ -170,7 +186,7 @@ static uint64_t model_elems(const stk_engine *e)
 static void measure_rates_of_host(struct bench *b, stk_machine *m)
 {
     double n = (double)b->n, size = (double)b->size_bytes, widest;
-    m->update_bytes_per_s = rate_of(b, run_adam, 26 * n);
+    m->update_bytes_per_s = rate_of(b, run_adam, update_bytes(b->e) * n);
     /* of one stream; a team of one casts a half */
     m->cast_bytes_per_s = rate_of(b, run_cast, n);
     m->copy_in_bytes_per_s = m->copy_out_bytes_per_s = rate_of(b, run_copy, size / 2);
@@ -188,7 +204,7 @@ stk_status stk_machine_measure(stk_engine *e, stk_machine *out)
     if (eng_state(e) != ENG_DESCRIBE || exec_kind_of(e->ex) == EXEC_SIM)
         return eng_refuse_state(e, "stk_machine_measure", "before stk_seal, not in simulation");
     struct bench b = { .e = e, .n = model_elems(e) };
-    b.size_bytes = 14 * b.n;
+    b.size_bytes = 6 * b.n + chunk_moment_bytes((enum chunk_moments)e->cfg.moments, b.n);
     b.memory = sys_mmap(b.size_bytes, true);
     if (!b.memory)
         return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory to measure this machine");

@@ -11,7 +11,8 @@ static uint64_t round_page(uint64_t x) { return (x + 4095) / 4096 * 4096; }
 static bool can_speculate(const stk_engine *e, const struct eng_placement *pl)
 {
     uint32_t room = e->cfg.durable ? 3 : 2;
-    return pl->opt == CHUNK_HOST || !e->cfg.adopt || e->durable.found_room >= room;
+    if (pl->opt == CHUNK_HOST) return e->cfg.moments == STK_MOMENTS_F32;
+    return !e->cfg.adopt || e->durable.found_room >= room;
 }
 
 /* Every folder alone has room for all state twice, and some. */
@@ -66,6 +67,18 @@ void mode_note(stk_engine *e, const struct eng_placement *pl)
     if (n < e->n_use_chunks)
         eng_note(e, "update: %u of %u chunks may be updated before the norm is known; the others have "
                     "no room for an undo record", n, e->n_use_chunks);
+}
+
+stk_status mode_check(stk_engine *e, const struct eng_placement *pl)
+{
+    if (e->cfg.update != STK_UPDATE_SPECULATE || e->cfg.own_order || pl->opt == CHUNK_NVME ||
+        e->cfg.moments == STK_MOMENTS_F32 || !place_trains(e))
+        return STK_OK;
+    return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
+                         "--update speculate keeps an undo record of fp32 moments where the optimizer "
+                         "state lies in host memory, and --moments %s has none: give "
+                         "--optimizer-state nvme, another --update, or --moments fp32",
+                         e->cfg.moments == STK_MOMENTS_BF16 ? "bf16" : "8bit");
 }
 
 uint64_t place_second_of(const stk_engine *e, const struct eng_placement *pl, uint32_t block)

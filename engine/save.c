@@ -245,11 +245,9 @@ static void add_view(stk_engine *e, const struct stk_chunk *c)
     s->state[c->id] = BUSY;
     s->job.chunk[s->job.n++] = c->id;
     if (c->frozen) return;
-    uint64_t first = e->layout->dtype == CHUNK_BF16 ? 2 : 4;
     v->low = (int16_t *)(void *)opt;
     v->master = (float *)(void *)opt;
-    v->exp_avg = (float *)(void *)(opt + first * c->n_elems);
-    v->exp_avg_sq = v->exp_avg + c->n_elems;
+    adam_moments_at(e->layout, c, opt, &v->moments);
 }
 
 static void read_back(stk_engine *e, const struct stk_chunk *c, enum chunk_state k, void *buf)

@@ -14,6 +14,16 @@
 
 static uint64_t round_page(uint64_t x) { return (x + 4095) / 4096 * 4096; }
 
+/* Quantization to 8 bits suits weights, not rows that few steps touch (offload/adam_narrow.h). */
+static enum chunk_moments moments_of(const stk_engine *e, const struct eng_block_desc *b)
+{
+    if (e->cfg.moments == STK_MOMENTS_BF16) return CHUNK_MOMENTS_BF16;
+    bool embedding = e->cfg.moments == STK_MOMENTS_F32;
+    for (uint32_t j = 0; j < b->n_tensors; j++)
+        embedding |= b->tensors[j].embedding && !b->tensors[j].frozen;
+    return embedding ? CHUNK_MOMENTS_F32 : CHUNK_MOMENTS_8BIT;
+}
+
 static stk_status build_layout(stk_engine *e)
 {
     struct layout_block_in *in = sys_calloc(e->n_blocks ? e->n_blocks : 1, sizeof *in);
@@ -38,6 +48,8 @@ static stk_status build_layout(stk_engine *e)
     if (st == STK_OK)
         st = layout_build(in, e->n_blocks, dt, e->cfg.chunk_elems, 0, 1, &e->layout, e->tensor_of,
                           &e->err);
+    for (uint32_t i = 0; st == STK_OK && i < e->n_blocks; i++)
+        e->layout->blocks[i].moments = moments_of(e, &e->blocks[i]);
     sys_free(in);
     sys_free(t);
     return st;
@@ -329,8 +341,15 @@ static void register_buffers(stk_engine *e)
 
 static void make_numerics(stk_engine *e)
 {
-    snprintf(e->numerics, sizeof e->numerics, "%s;dtype=%s;chunk=%u;%s", e->caps.numerics,
-             e->cfg.dtype == STK_FP16 ? "fp16" : "bf16", e->cfg.chunk_elems, e->client_numerics);
+    char moments[64] = ""; /* exact ones are not named: keys of older checkpoints stay */
+    if (e->cfg.moments == STK_MOMENTS_BF16)
+        snprintf(moments, sizeof moments, "moments=bf16;rounding=%llu;",
+                 (unsigned long long)e->cfg.moments_seed);
+    else if (e->cfg.moments == STK_MOMENTS_8BIT)
+        snprintf(moments, sizeof moments, "moments=8bit;");
+    snprintf(e->numerics, sizeof e->numerics, "%s;dtype=%s;chunk=%u;%s%s", e->caps.numerics,
+             e->cfg.dtype == STK_FP16 ? "fp16" : "bf16", e->cfg.chunk_elems, moments,
+             e->client_numerics);
 }
 
 static stk_status seal_plan(stk_engine *e)
@@ -346,6 +365,7 @@ static stk_status seal_plan(stk_engine *e)
     uint64_t host, device;
     limits(e, &host, &device);
     STK_TRY(place_choose(e, host, device, &e->place));
+    STK_TRY(mode_check(e, &e->place));
     STK_TRY(build_plans(e));
     STK_TRY(check_disk(e));
     make_numerics(e);

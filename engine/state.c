@@ -200,11 +200,9 @@ static void fill_view(stk_engine *e, const struct stk_chunk *c, struct state_vie
     v->param = on_nvme(c, CHUNK_PARAM) ? (uint16_t *)(void *)s->param : c->host[CHUNK_PARAM];
     uint8_t *opt = on_nvme(c, CHUNK_OPT) ? s->opt : c->host[CHUNK_OPT];
     if (!c->frozen) {
-        uint64_t first = e->layout->dtype == CHUNK_BF16 ? 2 : 4;
         v->low = (int16_t *)(void *)opt;
         v->master = (float *)(void *)opt;
-        v->exp_avg = (float *)(void *)(opt + first * c->n_elems);
-        v->exp_avg_sq = v->exp_avg + c->n_elems;
+        adam_moments_at(e->layout, c, opt, &v->moments);
         v->grad = c->grad_at               ? c->grad_at
                   : on_nvme(c, CHUNK_GRAD) ? (uint16_t *)(void *)s->grad
                                            : c->host[CHUNK_GRAD];
@@ -342,10 +340,7 @@ stk_status stk_tensor_write(stk_engine *e, uint32_t tensor, uint64_t first, uint
         uint64_t left = n - done, room = c->n_elems - at;
         uint32_t k = (uint32_t)(left < room ? left : room);
         state_master_set(e, &v, at, k, to_f32(data, dtype, done, k, e->sio->work));
-        if (!c->frozen) {
-            memset(v.exp_avg + at, 0, 4ull * k);
-            memset(v.exp_avg_sq + at, 0, 4ull * k);
-        }
+        if (!c->frozen) adam_moments_zero(&v.moments, at, k);
         state_touch(e);
         done += k;
     }
@@ -362,8 +357,8 @@ static void read_piece(stk_engine *e, const struct state_view *v, stk_what what,
     else if (what == STK_READ_PARAM) convert_fp16_to_f32(v->param + at, f, n);
     else if (what == STK_READ_MASTER) state_master_get(e, v, at, n, f);
     else if (v->frozen) memset(f, 0, 4ull * n);
-    else if (what == STK_READ_EXP_AVG) memcpy(f, v->exp_avg + at, 4ull * n);
-    else if (what == STK_READ_EXP_AVG_SQ) memcpy(f, v->exp_avg_sq + at, 4ull * n);
+    else if (what == STK_READ_EXP_AVG) adam_moments_read(&v->moments, 0, at, n, f);
+    else if (what == STK_READ_EXP_AVG_SQ) adam_moments_read(&v->moments, 1, at, n, f);
     else {
         if (e->layout->dtype == CHUNK_BF16) convert_bf16_to_f32(v->grad + at, f, n);
         else convert_fp16_to_f32(v->grad + at, f, n);

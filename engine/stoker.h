@@ -99,6 +99,12 @@ typedef enum {
 } stk_update;
 typedef enum { STK_BF16, STK_FP16, STK_F32 } stk_dtype;
 typedef enum { STK_ADAMW, STK_ADAM /* L2 */ } stk_optimizer;
+typedef enum {
+    STK_MOMENTS_F32,      /* exact: 8 bytes a parameter for both moments */
+    STK_MOMENTS_BF16,     /* inexact: bf16, rounded stochastically: 4 bytes */
+    STK_MOMENTS_8BIT      /* inexact: 8-bit codes with an fp32 scale for each 64 elements: 2.125 bytes.
+                           * Blocks with a tensor marked `embedding` keep fp32 */
+} stk_moments;
 typedef enum { STK_DEVICE_HOST, STK_DEVICE_HOST_DISCRETE, STK_DEVICE_SIM } stk_device_kind;
 typedef enum { STK_MATMUL_AUTO, STK_MATMUL_F32, STK_MATMUL_BF16 } stk_matmul;
 typedef enum {
@@ -183,6 +189,11 @@ typedef struct stk_config {
                                    * smaller), its drives the folders unless some are named. `device`
                                    * is then taken as sim, and only a dry seal is possible. Borrowed
                                    * until stk_close; NULL: this machine */
+    stk_moments moments;          /* of Adam (offload/adam_narrow.h in the sources has the formulas). What
+                                   * is not F32 is inexact, and part of the numerics key: the numbers
+                                   * are another run's, but still the same for any placement. Speculation
+                                   * is then only for optimizer state on NVMe */
+    uint64_t moments_seed;        /* BF16: of the rounding */
 } stk_config;
 
 /* Fills defaults: host, auto everywhere, adamw 0.9 0.999 1e-8 0.01, clip 1.0, one micro-batch,
@@ -212,6 +223,8 @@ typedef struct stk_tensor_desc {
     uint64_t n_elems;
     bool frozen;                  /* 2 bytes/param, no gradient, no state */
     bool no_decay;                /* weight decay does not apply */
+    bool embedding;               /* rows that few steps touch: STK_MOMENTS_8BIT keeps the moments of its
+                                   * block in fp32 */
 } stk_tensor_desc;
 
 /* A block: tensors used together. Their ids are dense over the engine in order of description:

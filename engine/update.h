@@ -11,6 +11,8 @@ struct update_slice {
     enum adam_layout layout;
     const struct adam_coef *coef; /* of each layout tensor */
     uint8_t *param, *opt, *grad;
+    struct adam_moments moments;
+    struct adam_dither dither;
     uint8_t *param_out; /* not NULL: make only the parameter, there */
     uint32_t begin, end, n_elems; /* elements of the chunk; n_elems: of the whole chunk */
 };

@@ -17,7 +17,8 @@ void way_choose(stk_engine *e)
     char text[64];
     for (uint32_t i = 0; i < l->n_chunks && n < WAY_SPANS_MAX && elems < WAY_ELEMS_MIN; i++) {
         const struct stk_chunk *c = &l->chunks[i];
-        if (c->frozen || !c->host[CHUNK_PARAM] || !c->host[CHUNK_OPT] || !c->host[CHUNK_GRAD])
+        if (c->frozen || !c->host[CHUNK_PARAM] || !c->host[CHUNK_OPT] || !c->host[CHUNK_GRAD] ||
+            l->blocks[c->block].moments != CHUNK_MOMENTS_F32) /* others walk by tiles */
             continue;
         struct adam_chunk at = { c->host[CHUNK_PARAM], c->host[CHUNK_OPT], c->host[CHUNK_GRAD],
                                  NULL };

@@ -326,8 +326,10 @@ static stk_status describe_blocks(struct model *m, stk_engine *e, struct stk_err
         for (uint32_t i = 0; i < block->n; i++) {
             const struct model_tensor_info *t = &m->info[block->first + i];
             /* Decay on every tensor: what torch's AdamW does with all parameters in one group. */
-            desc[i] =
-                (stk_tensor_desc){ .name = t->name, .n_elems = t->n_elems, .frozen = t->frozen };
+            desc[i] = (stk_tensor_desc){ .name = t->name,
+                                         .n_elems = t->n_elems,
+                                         .frozen = t->frozen,
+                                         .embedding = t->role == ROLE_EMBED };
         }
         st = stk_block(e, block->name, desc, block->n, &block->id, &first);
         if (st != STK_OK) st = engine_error(e, st, err);

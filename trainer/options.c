@@ -12,6 +12,8 @@ static const char *const schedule_names[] = { "constant", "linear", "cosine", NU
 const char *schedule_name(int kind) { return schedule_names[kind]; }
 static const char *const dtype_names[] = { "bf16", "fp16", NULL };
 static const char *const optimizer_names[] = { "adamw", "adam", NULL };
+static const char *const moments_names[] = { "fp32", "bf16", "8bit", NULL };
+const char *moments_name(int kind) { return moments_names[kind]; }
 static const char *const device_names[] = { "host", "host:discrete", "sim", NULL };
 static const char *const params_names[] = { "auto", "device", "host", "nvme", NULL };
 static const char *const state_names[] = { "auto", "host", "nvme", NULL };
@@ -99,6 +101,9 @@ static const struct run_row {
     { T,
       { "optimizer", OPT_CHOICE, AT(optimizer), "adamw", .choices = optimizer_names, .arg = "NAME",
         .help = "adam: weight decay as L2" } },
+    { T,
+      { "moments", OPT_CHOICE, AT(moments), "fp32", .choices = moments_names, .arg = "NAME",
+        .help = "of Adam; bf16, 8bit: inexact, 4 and 2.1 bytes a parameter instead of 8" } },
     { T,
       { "freeze", OPT_LIST, AT(freeze), .arg = "PATTERN",
         .help = "tensors that are not trained, e.g. 'model.embed*'; may be repeated" } },
@@ -298,6 +303,8 @@ void run_opts_engine(const struct run_opts *o, stk_config *c)
     c->update = (stk_update)o->update;
     c->dtype = (stk_dtype)o->dtype;
     c->optimizer = (stk_optimizer)o->optimizer;
+    c->moments = (stk_moments)o->moments;
+    c->moments_seed = o->seed; /* --resume insists on the same */
     if (o->verb != FOR_EVAL) {
         c->beta1 = o->beta1;
         c->beta2 = o->beta2;

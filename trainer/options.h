@@ -14,6 +14,7 @@ enum { FOR_TRAIN = 1, FOR_EVAL = 2, FOR_PLAN = 4 };
 
 enum schedule_kind { SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_COSINE };
 const char *schedule_name(int kind);
+const char *moments_name(int kind); /* of --moments */
 enum progress_kind { PROGRESS_AUTO, PROGRESS_LINES, PROGRESS_NONE };
 
 #define RUN_ROWS_MAX 96
@@ -28,8 +29,8 @@ struct run_opts {
     double epochs;
     uint64_t device_memory, host_memory, nvme_buffer, threads, update_threads, prefetch, chunk;
     double lr, weight_decay, beta1, beta2, eps, clip, loss_scale;
-    int schedule, dtype, optimizer, device, params, optimizer_state, grads, activations, accumulate,
-        update, act, matmul, storage, progress, checkpoint_sync, predict;
+    int schedule, dtype, optimizer, moments, device, params, optimizer_state, grads, activations,
+        accumulate, update, act, matmul, storage, progress, checkpoint_sync, predict;
     struct opt_list freeze, nvme, nvme_weights;
     const char *measure_drives;
     bool resume, discard, save_final_state, dry_run, any_numerics, print_config;

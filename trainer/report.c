@@ -97,10 +97,16 @@ static void print_optimizer(const struct train *t)
     printf("optimizer  %s, beta %g %g, eps %g, weight decay %g, clip %g\n",
            o->optimizer == STK_ADAM ? "adam (L2)" : "adamw", o->beta1, o->beta2, o->eps,
            o->weight_decay, o->clip);
-    printf("state      parameters %s (%s), master fp32 (%s), moments fp32 (%s), gradients %s (%s), "
+    printf("state      parameters %s (%s), master fp32 (%s), moments %s (%s), gradients %s (%s), "
            "activations %s\n",
-           half, tier_of(t->r.e, "parameters (16-bit)"), opt, opt, half,
+           half, tier_of(t->r.e, "parameters (16-bit)"), opt, moments_name(o->moments), opt, half,
            tier_of(t->r.e, "gradients (16-bit)"), o->act ? "bf16" : "f32");
+    if (o->moments == STK_MOMENTS_BF16)
+        printf("inexact    moments bf16, inexact: rounded stochastically by --seed, 4 bytes a parameter "
+               "instead of 8; --moments fp32 is exact\n");
+    if (o->moments == STK_MOMENTS_8BIT)
+        printf("inexact    moments 8bit, inexact: dynamic codes with a scale for each 64 elements, 2.1 "
+               "bytes a parameter instead of 8, the embedding's fp32; --moments fp32 is exact\n");
     if (o->dtype == STK_FP16)
         printf("loss scale %g at first\n", o->loss_scale > 0 ? o->loss_scale : 65536.0);
 }

@@ -255,7 +255,7 @@ TEST(rows_adm_13_state_of_another_dtype_is_refused)
         refused_state(dtype, path, "layer.2.b", "U32", "fp32", "layer.2.b is U32");
         refused_state(dtype, path, "embed", half ? "I16" : "BF16", "fp32",
                       half ? "embed is I16" : NULL);
-        refused_state(dtype, path, "layer.0.w", "F32", "bf16", "moments are bf16");
+        refused_state(dtype, path, "layer.0.w", "F32", "int4", "moments are int4");
         stk_free(path);
     }
 }

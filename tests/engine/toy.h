@@ -59,7 +59,8 @@ static inline stk_status toy_describe(struct toy *t)
     stk_engine *e = t->e;
     uint32_t block, first, blocks[20];
     stk_tensor_desc emb[1] = {
-        { .name = "embed", .n_elems = TOY_VOCAB * TOY_HIDDEN, .frozen = t->freeze_first }
+        { .name = "embed", .n_elems = TOY_VOCAB * TOY_HIDDEN, .frozen = t->freeze_first,
+          .embedding = true }
     };
     STK_TRY(stk_block(e, "embed", emb, 1, &block, &first));
     blocks[0] = block;
