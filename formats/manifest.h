@@ -3,7 +3,8 @@
  *
  * LAYOUT  <dir>/step-00000100/manifest.json, state-00001.safetensors ... Each tensor of the model
  *         is there under its own name three times: "<name>" (F32 master), "<name>.exp_avg",
- *                 "<name>.exp_avg_sq"; frozen ones once (BF16 or F16). manifest.json: format
+ *                 "<name>.exp_avg_sq" (F32, BF16, or U8 with "<name>.exp_avg.absmax" and
+ *                 "..._sq.absmax", F32); frozen ones once (BF16 or F16). manifest.json: format
  *                 version, step, counters, files with size and CRC-32 (IEEE) of every file,
  *         numerics key, data position, loss scale, per-tensor step counts, and the client's own
  *                 JSON object.

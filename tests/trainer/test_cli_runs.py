@@ -295,6 +295,32 @@ def test_dry_run_and_plan_write_nothing(p):
     assert "memory" in out and json.loads(read(p.at("trace.json"))) and read(p.at("plan.txt"))
 
 
+def test_inexact_moments_are_labelled_and_the_same_on_any_placement(p):
+    nvme = ["--nvme", p.at("swap-m"), "--params", "nvme", "--optimizer-state", "nvme", "--grads", "nvme"]
+    os.makedirs(p.at("swap-m"), exist_ok=True)
+    p.train("exact", "--steps", "4")
+    seen = {read(os.path.join(p.at("exact"), "model.safetensors"))}
+    for kind, other in (("bf16", "8bit"), ("8bit", "bf16")):
+        out, _ = p.train("host-" + kind, "--steps", "4", "--moments", kind, "--checkpoint-every", "2")
+        assert "moments %s, inexact" % kind in out and "moments=%s" % kind in out and "moments %s (host)" % kind in out
+        p.train("nvme-" + kind, "--steps", "4", "--moments", kind, "--update", "speculate", *nvme)
+        bits = read(os.path.join(p.at("host-" + kind), "model.safetensors"))
+        assert bits == read(os.path.join(p.at("nvme-" + kind), "model.safetensors")) and bits not in seen
+        seen.add(bits)
+        out, _ = run("inspect", p.at("host-" + kind, "checkpoints", "step-00000002"))
+        assert '"%s"' % kind in out
+        again = ["train", "--model", p.model, "--data", p.data, "--out", p.at("host-" + kind), *SMALL, "--steps", "4", "--resume"]
+        for name in ("config.json", "model.safetensors"):
+            os.remove(p.at("host-" + kind, name))
+        refused(1, ["--moments " + kind, "--any-numerics"], *again, "--moments", other)
+        run(*again, "--moments", kind)
+        assert bits == read(os.path.join(p.at("host-" + kind), "model.safetensors"))
+        os.remove(p.at("host-" + kind, "model.safetensors"))
+        run(*again, "--moments", other, "--any-numerics")
+        refused(1, ["--update speculate", "--moments"], "train", "--model", p.model, "--data", p.data, "--out", p.at("never"), *SMALL,
+                "--steps", "1", "--moments", kind, "--update", "speculate", "--optimizer-state", "host", absent=[p.at("never", "config.json")])
+
+
 def test_use_08_use_10_start_table(p):
     os.makedirs(p.at("swap10"), exist_ok=True)
     out, _ = p.train("table", "--steps", "1", "--nvme", p.at("swap10"), "--optimizer-state", "nvme")
