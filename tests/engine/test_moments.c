@@ -115,7 +115,7 @@ static stk_status restored(struct toy *t, stk_moments m, uint64_t seed, const ch
     return stk_restore(t->e, path, any, NULL);
 }
 
-/* Another kind, or another seed, is another arithmetic. */
+/* ADM-13: another kind, or another seed, is another arithmetic. */
 TEST(moments_of_another_kind_are_refused)
 {
     static const char *const give[] = { "--moments fp32", "--moments bf16", "--moments 8bit" };
@@ -148,7 +148,7 @@ static bool near(float was, float is, float most, stk_moments to, stk_what what)
     return far <= fabs((double)was) * relative + (to == STK_MOMENTS_8BIT ? (least ? 4e-7 : 1e-6) * most : 0);
 }
 
-/* With --any-numerics the moments are converted: to wider ones exactly. */
+/* ADM-13: with --any-numerics the moments are converted: to wider ones exactly. */
 TEST(moments_convert_from_any_to_any)
 {
     for (int a = 0; a < 3; a++) {
