@@ -73,7 +73,7 @@ static stk_status check_choices(stk_engine *e)
         { "params", (int)c->params, STK_TIER_NVME },
         { "optimizer_state", (int)c->optimizer_state, STK_TIER_NVME },
         { "grads", (int)c->grads, STK_TIER_NVME },
-        { "activations", (int)c->activations, STK_ACT_HOST },
+        { "activations", (int)c->activations, STK_ACT_NVME },
         { "accumulate", (int)c->accumulate, STK_ACCUMULATE_MICRO },
         { "update", (int)c->update, STK_UPDATE_SPECULATE },
         { "optimizer", (int)c->optimizer, STK_ADAM },
@@ -357,6 +357,7 @@ stk_status stk_close_left(stk_engine *e, char **left)
     sys_free(e->pblocks);
     sys_free(e->pchunks);
     sys_free(e->pplaces);
+    sys_free(e->act_extent);
     sys_free(e->tensor_of);
     sys_free(e->coef);
     dev_close(e->dev);

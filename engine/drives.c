@@ -258,19 +258,22 @@ static void note_drive(stk_engine *e, uint32_t i)
 /* What a step writes, by state, and what would end it. */
 static void note_wear(stk_engine *e)
 {
-    static const char *const name[CHUNK_STATE_N] = { "parameters", "optimizer state", "gradients" };
-    static const char *const option[CHUNK_STATE_N] = { "--params host", "--optimizer-state host",
-                                                       "--grads host" };
+    static const char *const name[] = { "parameters", "optimizer state", "gradients", "activations" };
+    static const char *const option[] = { "--params host", "--optimizer-state host", "--grads host",
+                                          "--activations recompute" };
     const struct plan *p = e->plan_train;
-    uint64_t bytes[CHUNK_STATE_N] = { 0 }, sum = 0;
+    uint64_t bytes[CHUNK_STATE_N + 1] = { 0 }, sum = 0;
     char line[400] = "", a[32];
-    for (uint32_t i = 0; p && i < p->n_nodes; i++)
-        if (p->nodes[i].kind == PLAN_WRITE_BACK) bytes[p->nodes[i].state] += p->nodes[i].bytes;
-    for (int s = 0; s < CHUNK_STATE_N; s++) {
+    for (uint32_t i = 0; p && i < p->n_nodes; i++) {
+        const struct plan_node *n = &p->nodes[i];
+        if (n->kind == PLAN_WRITE_BACK) bytes[n->state] += n->bytes;
+        if (n->kind == PLAN_ACT_OUT) bytes[CHUNK_STATE_N] += n->bytes;
+    }
+    for (int s = 0; s <= CHUNK_STATE_N; s++) {
         size_t at = strlen(line);
         sum += bytes[s];
         if (!bytes[s]) continue;
-        bool bound = e->cfg.durable && s != CHUNK_GRAD;
+        bool bound = e->cfg.durable && s < CHUNK_GRAD;
         snprintf(line + at, sizeof line - at, "%s%s %s (%s)", at ? ", " : "", name[s],
                  mem_size_format(bytes[s], a), bound ? "durable steps need it there" : option[s]);
     }

@@ -147,6 +147,17 @@ static stk_status refuse_size(stk_engine *e, size_t bytes)
                          bytes, CLIENT_BYTES_MAX);
 }
 
+/* What decides which extents activations have: how many of the last positions have each policy, and the
+ * policy of the others. */
+static json_t *acts_json(const stk_engine *e)
+{
+    json_t *a = json_array();
+    for (int p = 0; p < PLAN_ACT_N; p++)
+        json_array_append_new(a, json_integer(e->place.act_last[p]));
+    json_array_append_new(a, json_integer((json_int_t)e->place.act));
+    return a;
+}
+
 static stk_status capture(stk_engine *e, const char *client_json)
 {
     static const char *const tiers[] = { "host", "nvme" };
@@ -156,6 +167,7 @@ static stk_status capture(stk_engine *e, const char *client_json)
     if (doc) {
         json_object_set_new(doc, "chunk", json_integer(e->cfg.chunk_elems));
         json_object_set_new(doc, "grads", json_string(tiers[e->place.grad == CHUNK_NVME]));
+        if (acts_on_nvme(&e->place)) json_object_set_new(doc, "activations", acts_json(e));
         n = json_dumpb(doc, d->payload, d->payload_max, JSON_COMPACT);
     }
     json_decref(doc);
@@ -238,6 +250,35 @@ static void list_paths(const struct store_found *f, const char *before, char *bu
         n += (size_t)snprintf(buf + n, size - n, "%s%s%s", i ? ", " : "", before, f->paths[i]);
 }
 
+static bool same_acts(const stk_engine *e, const json_t *was)
+{
+    for (uint32_t p = 0; p < PLAN_ACT_N; p++)
+        if (json_integer_value(json_array_get(was, p)) != (json_int_t)e->cfg.activations_last[p + 1])
+            return false;
+    return json_integer_value(json_array_get(was, PLAN_ACT_N)) + 1 == (json_int_t)e->cfg.activations;
+}
+
+/* Activations on NVMe are extents of the store that is taken over: `auto` takes what was. */
+static stk_status agree_acts(stk_engine *e, const char *name)
+{
+    stk_config *c = &e->cfg;
+    const json_t *was = json_object_get(e->durable.doc, "activations");
+    bool nvme = c->activations == STK_ACT_NVME || c->activations_last[STK_ACT_NVME] > 0, mix = false;
+    for (int p = 0; p < STK_ACT_N; p++) mix |= c->activations_last[p] > 0;
+    if (!was && !nvme) return STK_OK;
+    if (was && c->activations == STK_ACT_AUTO && !mix) {
+        for (uint32_t p = 0; p < PLAN_ACT_N; p++)
+            c->activations_last[p + 1] = (uint32_t)json_integer_value(json_array_get(was, p));
+        c->activations = (stk_act)(json_integer_value(json_array_get(was, PLAN_ACT_N)) + 1);
+    }
+    if (was && same_acts(e, was)) return STK_OK;
+    return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
+                         "%s was written with %s on NVMe, this run has %s: leave --activations as it "
+                         "was, or drop it with --discard",
+                         name, was ? "activations" : "no activations",
+                         was ? "others or none there" : "some there");
+}
+
 /* What decides how the state is cut into extents must be as it was; `auto` takes what was. */
 static stk_status agree_geometry(stk_engine *e, const char *name, const struct store_found *f)
 {
@@ -260,6 +301,7 @@ static stk_status agree_geometry(stk_engine *e, const char *name, const struct s
                              "--grads %s, or drop it with --discard",
                              name, nvme ? "host memory" : "NVMe", nvme ? "NVMe" : "host memory",
                              nvme ? "host" : "nvme");
+    STK_TRY(agree_acts(e, name));
     const char *here[STK_NVME_MAX];
     char there[1024];
     if (f->n_paths == durable_paths(e, here)) return STK_OK;

@@ -40,7 +40,9 @@ struct eng_reserve {
 /* What engine/place.c decides: a pure function of description, configuration and limits. */
 struct eng_placement {
     enum chunk_home param, opt, grad;
-    enum plan_act act;
+    enum plan_act act;              /* of all positions, but that of the last ones act_last[p] have policy
+                                     * p (engine/acts.c) */
+    uint32_t act_last[PLAN_ACT_N];
     enum plan_update update;
     uint32_t spec_chunks;           /* speculate: so many chunks, the first of backward, have room for
                                      * their undo records (engine/spec.c) */
@@ -239,6 +241,7 @@ struct stk_engine {
     uint8_t *arena[PLAN_ARENA_N];
     struct plan_block_in *pblocks; struct plan_chunk_in *pchunks; struct plan_place_in *pplaces;
     struct plan_input pin;
+    uint32_t *act_extent;           /* of each activation (plan_act_number); CHUNK_NO_EXTENT: none */
     struct plan *plan_train, *plan_eval, *plan_own;
     char *notes[64]; uint32_t n_notes;
     char numerics[512];
@@ -279,6 +282,7 @@ struct stk_engine {
     struct own_order *own;          /* engine/own.c; NULL unless cfg.own_order */
     /* prediction */
     bool predicting;                /* this machine was measured for it: seal measures drives, too */
+    stk_machine measured;           /* its figures then */
     struct eng_trial *trial;        /* NULL: none */
     stk_visit_cost *costs;          /* of each place; NULL: none given. All 0: not this one */
     struct eng_durable durable;
@@ -328,6 +332,19 @@ void cache_homes(const stk_engine *e, const struct eng_placement *pl); /* into e
 bool cache_take(const stk_engine *e, struct eng_placement *pl, enum chunk_state s,
                 uint64_t room_bytes);
 void cache_note(stk_engine *e, const struct eng_placement *pl);
+
+/* --- acts.c: pure: what becomes of each position's activations -------------------------------- */
+stk_status acts_check(stk_engine *e);           /* what the client asks for can be meant */
+void acts_fill(const stk_engine *e, const struct eng_placement *pl); /* into e->pplaces */
+uint32_t acts_positions(const stk_engine *e);   /* those that have a full set to keep */
+bool acts_mixed(const struct eng_placement *pl);
+bool acts_on_nvme(const struct eng_placement *pl);
+uint64_t acts_nvme_bytes(const stk_engine *e);  /* extents of the placement in e->pplaces */
+uint32_t acts_extents(const stk_engine *e, uint32_t first); /* numbers them; how many */
+/* "kept", "8 last blocks kept, the others recomputed" */
+const char *acts_text(const struct eng_placement *pl, char *buf, size_t size);
+/* How many of the last positions' full sets `room` holds, beside one that is there anyway. */
+uint32_t acts_estimate(const stk_engine *e, uint64_t room);
 
 /* --- drives.c: what is known about the drives; application's thread --------------------------- */
 stk_status drives_find(stk_engine *e);          /* facts and given weights; also for a dry seal */

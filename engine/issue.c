@@ -85,6 +85,59 @@ static bool issue_store(stk_engine *e, uint32_t node, bool put)
     return true;
 }
 
+/* --- activations on NVMe ---------------------------------------------------------------------- */
+
+static void act_done(struct store_op *s)
+{
+    struct run_op *op = s->owner;
+    stk_engine *e = op->e;
+    const struct plan_node *n = node_of(e, op->node);
+    bool in = n->kind == PLAN_ACT_IN;
+    nvme_stats_end(e, s, in, n->demand);
+    if (s->status != STK_OK) {
+        struct stk_error err = { 0 };
+        stk_error_set(&err, s->status, s->error.os_errno,
+                      "activations of block %s (place %u), micro-batch %u, %s: %s",
+                      e->layout->blocks[n->block].name, plan_act_place(&e->pin, n->act),
+                      n->act / 2 % e->pin.n_micro, n->act & 1 ? "full set" : "boundary",
+                      s->error.text);
+        run_fail(e, &err);
+    } else {
+        *(in ? &e->counts.nvme_read : &e->counts.nvme_write) += n->bytes;
+    }
+    uint32_t node = op->node, resource = n->resource;
+    run_op_give(e, resource, op);
+    run_complete(e, node);
+    exec_post(e->lane, &e->pump_task);
+}
+
+/* A fresh version each step: what a step before left, or nothing at all, is not taken for this one's.
+ * Writes go before those that nothing waits for: they free what visits need. */
+static bool issue_act(stk_engine *e, uint32_t node)
+{
+    const struct plan_node *n = node_of(e, node);
+    struct run_op *op = run_op_take(e, n->resource, node);
+    if (!op) return false;
+    bool in = n->kind == PLAN_ACT_IN;
+    struct store_op *s = &op->store;
+    s->extent = e->act_extent[n->act];
+    s->cls = in && !n->demand ? IO_PREFETCH : IO_DEMAND;
+    s->buf = eng_slot(e, e->run.plan, in ? n->slot : n->src_slot, 0);
+    s->version = e->begun;
+    s->keep = false;
+    s->done = act_done;
+    s->owner = op;
+    struct stk_error err = { 0 };
+    stk_status st = in ? store_get(e->store, s, &err) : store_put(e->store, s, &err);
+    if (st != STK_OK) {
+        run_op_give(e, n->resource, op);
+        run_fail(e, &err);
+    } else {
+        nvme_stats_begin(e, in);
+    }
+    return true;
+}
+
 /* --- copies and casts on streams -------------------------------------------------------------- */
 
 static void stream_done(void *arg)
@@ -330,6 +383,8 @@ bool issue_node(stk_engine *e, uint32_t node)
     switch ((enum plan_kind)node_of(e, node)->kind) {
     case PLAN_FETCH: return issue_store(e, node, false);
     case PLAN_WRITE_BACK: return issue_store(e, node, true);
+    case PLAN_ACT_OUT:
+    case PLAN_ACT_IN: return issue_act(e, node);
     case PLAN_COPY_IN:
     case PLAN_GRAD_OUT:
     case PLAN_SAVE:

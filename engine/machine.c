@@ -222,6 +222,7 @@ stk_status stk_machine_measure(stk_engine *e, stk_machine *out)
     sys_munmap(b.memory, b.size_bytes);
     out->hop_ns = hop_ns(e);
     e->predicting = st == STK_OK;
+    e->measured = *out;
     return st;
 }
 

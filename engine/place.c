@@ -5,10 +5,13 @@
  * moves: it asks plan_needs what a plan must have and may use.
  *
  * ORDER OF CHOICE where the user says `auto`: everything in host memory; then the optimizer state
- * on NVMe; then gradients too; then parameters too. Within each, activations are kept, else
- * recomputed, else offloaded. The first that fits with the least arenas is taken; then arenas grow
- * while the budgets allow. */
+ * on NVMe; then gradients too; then parameters too. Within each, activations are kept if that fits with
+ * the least arenas. Else those of as many of the last blocks as the budgets hold beside arenas as large
+ * as is useful are kept, and the others recomputed, or offloaded where that is predicted to be faster
+ * (where the machine's figures are known) or nothing else fits; to NVMe only in the last case, because
+ * it wears the drives. Then arenas grow while the budgets allow. */
 #include "engine/durable.h"
+#include "engine/machine.h"
 #include "engine/save.h"
 #include "engine/spec.h"
 #include "base/sys.h"
@@ -33,13 +36,13 @@ static const struct { const char *owner, *option; } arena_text[PLAN_ARENA_N] = {
 static const char *arena_option(const stk_engine *e, const struct eng_placement *pl, int arena)
 {
     bool layer = e->cfg.accumulate == STK_ACCUMULATE_LAYER || e->cfg.micro_batches == 1,
-         recompute = pl->act == PLAN_ACT_RECOMPUTE;
+         pure = !acts_mixed(pl), recompute = pure && pl->act == PLAN_ACT_RECOMPUTE;
     if (arena == PLAN_ARENA_ACC && layer) return "";
     if (arena == PLAN_ARENA_PARAM && e->cfg.prefetch == 0) return "";
     if (arena == PLAN_ARENA_ACT && recompute)
         return e->caps.host_in_place ? "a smaller --micro-batch"
                                      : "--activations host or a smaller --micro-batch";
-    if (arena == PLAN_ARENA_ACT && pl->act == PLAN_ACT_HOST) return "a smaller --micro-batch";
+    if (arena == PLAN_ARENA_ACT && pure && pl->act >= PLAN_ACT_HOST) return "a smaller --micro-batch";
     return arena_text[arena].option;
 }
 
@@ -70,10 +73,8 @@ static void fill_chunks(stk_engine *e, const struct eng_placement *pl)
     }
 }
 
-stk_status place_input(stk_engine *e, const struct eng_placement *pl, enum plan_mode mode,
-                       struct plan_input *in)
+static void fill_places(stk_engine *e, const struct eng_placement *pl)
 {
-    fill_chunks(e, pl);
     for (uint32_t i = 0; i < e->n_places; i++) {
         const stk_place *p = &e->places[i];
         e->pplaces[i] = (struct plan_place_in){ .block = p->block,
@@ -82,9 +83,16 @@ stk_status place_input(stk_engine *e, const struct eng_placement *pl, enum plan_
                                                 .in_bytes = p->in_bytes,
                                                 .full_bytes = p->full_bytes,
                                                 .flow_bytes = p->flow_bytes,
-                                                .flops = p->flops,
-                                                .act = (uint8_t)pl->act };
+                                                .flops = p->flops };
     }
+    acts_fill(e, pl);
+}
+
+stk_status place_input(stk_engine *e, const struct eng_placement *pl, enum plan_mode mode,
+                       struct plan_input *in)
+{
+    fill_chunks(e, pl);
+    fill_places(e, pl);
     uint32_t prefetch = e->cfg.prefetch == UINT32_MAX ? 2 : e->cfg.prefetch;
     *in = (struct plan_input){
         .mode = mode,
@@ -174,6 +182,7 @@ stk_status place_table(stk_engine *e, const struct eng_placement *pl, struct mem
     };
     const uint8_t home[CHUNK_STATE_N] = { pl->param, pl->opt, pl->grad };
     fill_chunks(e, pl);
+    fill_places(e, pl);
     for (int s = 0; s < CHUNK_STATE_N; s++) {
         bool nvme = home[s] == CHUNK_NVME;
         STK_TRY(mem_note(m, nvme ? MEM_NVME : MEM_HOST, home_text[s].owner,
@@ -190,6 +199,9 @@ stk_status place_table(stk_engine *e, const struct eng_placement *pl, struct mem
                          2 * durable_payload_max(e), err));
     }
     STK_TRY(mode_rows(e, pl, m, err));
+    if (acts_nvme_bytes(e))
+        STK_TRY(mem_note(m, MEM_NVME, "activations", "--activations recompute", acts_nvme_bytes(e),
+                         err));
     enum mem_tier dev = e->caps.host_in_place ? MEM_HOST : MEM_DEVICE;
     for (int a = 0; a < PLAN_ARENA_N; a++) {
         if (pl->arena_bytes[a] == 0) continue;
@@ -284,6 +296,8 @@ static void desire(stk_engine *e, const struct plan_input *in, const uint64_t *l
             want[PLAN_ARENA_GRAD] = e->cfg.nvme_buffer / 8;
     }
     if (least[PLAN_ARENA_CAST]) want[PLAN_ARENA_CAST] = 4 * round_page(chunk);
+    for (uint32_t i = 0; i < in->n_places; i++) /* so that visits do not wait for what is on its way */
+        if (in->places[i].act == PLAN_ACT_NVME) want[PLAN_ARENA_SAVE] = useful[PLAN_ARENA_SAVE];
     for (int a = 0; a < PLAN_ARENA_N; a++) {
         if (a == PLAN_ARENA_ACC) continue; /* `useful` does not count the overlap of two blocks */
         if (want[a] > useful[a]) want[a] = useful[a];
@@ -411,8 +425,49 @@ static stk_status keep_records(stk_engine *e, struct eng_placement *pl, const st
     return place_sum(e, pl, err);
 }
 
+/* `pl` with the last k blocks' activations kept, arenas at least, the other arenas as large as those of
+ * `base`. */
+static stk_status try_keep(stk_engine *e, const struct eng_placement *base, uint32_t k,
+                           const struct limits *lim, bool *ok, struct stk_error *err)
+{
+    struct eng_placement pl = *base;
+    struct needs n;
+    pl.act_last[PLAN_ACT_KEEP] = k;
+    STK_TRY(find_needs(e, &pl, &n, err));
+    for (int a = 0; a < PLAN_ARENA_N; a++)
+        if (n.least[a] > pl.arena_bytes[a]) pl.arena_bytes[a] = n.least[a];
+    if (pl.arena_bytes[PLAN_ARENA_SAVE] > n.want[PLAN_ARENA_SAVE])
+        pl.arena_bytes[PLAN_ARENA_SAVE] = n.want[PLAN_ARENA_SAVE];
+    STK_TRY(place_sum(e, &pl, err));
+    *ok = fits(&pl, lim);
+    return STK_OK;
+}
+
+/* Not all activations can be kept: those of as many of the last blocks as the budgets hold beside what
+ * the arenas would like. `n`: of `pl`, and becomes that of the mix. */
+static stk_status keep_blocks(stk_engine *e, struct eng_placement *pl, struct needs *n,
+                              const struct limits *lim, struct stk_error *err)
+{
+    struct eng_placement base = *pl;
+    STK_TRY(grow(e, &base, n->want, lim, err));
+    uint64_t room = e->caps.host_in_place ? lim->host - base.host_bytes
+                                          : lim->device - base.device_bytes;
+    /* one more than what the room has: the set of the block that is visited is there anyway */
+    uint32_t low = 0, high = acts_estimate(e, room) + 1, most = acts_positions(e);
+    if (high >= most) high = most ? most - 1 : 0;
+    for (uint32_t tries = 0; low < high; tries++) { /* mostly the estimate is off by one */
+        uint32_t k = tries < 3 ? high : low + (high - low + 1) / 2;
+        bool ok = false;
+        STK_TRY(try_keep(e, &base, k, lim, &ok, err));
+        if (ok) low = k;
+        else high = k - 1;
+    }
+    pl->act_last[PLAN_ACT_KEEP] = low;
+    return low ? find_needs(e, pl, n, err) : STK_OK;
+}
+
 static stk_status try_placement(stk_engine *e, struct eng_placement *pl, const struct limits *lim,
-                                bool *ok, struct stk_error *err)
+                                bool keep_some, bool *ok, struct stk_error *err)
 {
     struct needs n;
     STK_TRY(find_needs(e, pl, &n, err));
@@ -422,6 +477,13 @@ static stk_status try_placement(stk_engine *e, struct eng_placement *pl, const s
     STK_TRY(place_sum(e, pl, err));
     *ok = fits(pl, lim);
     if (!*ok) return STK_OK;
+    if (keep_some) {
+        STK_TRY(keep_blocks(e, pl, &n, lim, err));
+        for (int a = 0; a < PLAN_ARENA_N; a++)
+            if (a != PLAN_ARENA_PARAM || e->cfg.params != STK_TIER_DEVICE)
+                pl->arena_bytes[a] = n.least[a];
+        STK_TRY(place_sum(e, pl, err));
+    }
     if (cache_allowed(e, pl)) {
         STK_TRY(grow(e, pl, n.want, lim, err));
         STK_TRY(keep_in_memory(e, pl, &n, lim, err));
@@ -453,8 +515,103 @@ static bool allowed(stk_tier asked, enum chunk_home h)
     return asked == STK_TIER_AUTO || (asked == STK_TIER_NVME) == (h == CHUNK_NVME);
 }
 
-stk_status place_choose(stk_engine *e, uint64_t host_limit, uint64_t device_limit,
-                        struct eng_placement *out)
+/* --- the choice ------------------------------------------------------------------------------- */
+
+#define ACT_TRIES 8
+struct act_try { uint8_t rest; bool keep_some; uint32_t last[PLAN_ACT_N]; };
+
+/* The rates of the machine that the run is for, as far as they are known already. False: not at all. */
+static bool predicted(stk_engine *e, const struct eng_placement *pl, double *step_s)
+{
+    struct plan_input in;
+    struct plan *p = NULL;
+    struct stk_error err = { 0 }, mine = e->err;
+    stk_prediction out = { .size = sizeof out };
+    bool figures = e->cfg.machine || e->predicting || e->caps.modelled_time, ok = false;
+    if (!figures || e->cfg.own_order || !place_trains(e)) return false;
+    if (place_input(e, pl, PLAN_TRAIN, &in) == STK_OK && plan_build(&in, &p, NULL, &err) == STK_OK)
+        ok = predict_plan(e, e->predicting ? &e->measured : NULL, p, &in, false, &out) == STK_OK;
+    plan_free(p);
+    e->err = mine; /* what is not known is no error */
+    *step_s = out.step_s;
+    return ok && out.step_s > 0;
+}
+
+static bool has_store(const stk_engine *e)
+{
+    return e->n_paths > 0 || e->cfg.storage == STK_STORAGE_SIM;
+}
+
+/* What is tried for activations, in this order; from `first` on only where nothing fits with any homes. */
+static uint32_t act_tries(const stk_engine *e, struct act_try *t, uint32_t *first)
+{
+    const stk_config *c = &e->cfg;
+    uint32_t n = 0, last[PLAN_ACT_N], lowest = PLAN_ACT_KEEP;
+    for (uint32_t p = 0; p < PLAN_ACT_N; p++) {
+        last[p] = c->activations_last[p + 1];
+        if (last[p]) lowest = p;
+    }
+    bool mix = lowest > 0 || last[0] > 0, discrete = !e->caps.host_in_place;
+    if (c->activations != STK_ACT_AUTO) {
+        t[n] = (struct act_try){ .rest = (uint8_t)(c->activations - 1) };
+        memcpy(t[n++].last, last, sizeof last);
+        *first = n;
+        return n;
+    }
+    for (uint32_t p = PLAN_ACT_KEEP; p < PLAN_ACT_N; p++) {
+        if (p == PLAN_ACT_NVME) *first = n;
+        if ((mix && (p < lowest || p == PLAN_ACT_KEEP)) || (p == PLAN_ACT_HOST && !discrete) ||
+            (p == PLAN_ACT_NVME && (!has_store(e) || c->own_order || c->adopt)))
+            continue;
+        t[n] = (struct act_try){ .rest = (uint8_t)p, .keep_some = !mix && p != PLAN_ACT_KEEP };
+        memcpy(t[n++].last, last, sizeof last);
+        /* the link is busy with the one, compute with the other */
+        for (uint32_t k = 1; !mix && p == PLAN_ACT_HOST && k < 4; k++) {
+            t[n] = (struct act_try){ .rest = (uint8_t)p, .keep_some = true };
+            t[n++].last[PLAN_ACT_RECOMPUTE] = acts_positions(e) * k / 4;
+        }
+    }
+    return n;
+}
+
+/* The best of one set of homes; `late`: of what is tried at last. *ok: something fits; else *out is what
+ * was tried last. */
+static stk_status choose_acts(stk_engine *e, const struct eng_placement *homes, bool late,
+                              const struct limits *lim, struct eng_placement *out, bool *ok, bool *any)
+{
+    struct act_try t[ACT_TRIES];
+    uint32_t first = 0, n = act_tries(e, t, &first);
+    double best_s = 0;
+    *ok = false;
+    if (!late) n = first;
+    for (uint32_t k = late ? first : 0; k < n; k++) {
+        struct eng_placement pl = *homes;
+        bool fit = false;
+        double s = 0;
+        pl.act = (enum plan_act)t[k].rest;
+        memcpy(pl.act_last, t[k].last, sizeof pl.act_last);
+        if (acts_on_nvme(&pl) && !has_store(e)) continue;
+        if (*ok && best_s <= 0) break; /* nothing to compare by */
+        pl.update = update_mode_choose(e, &pl);
+        STK_TRY(try_placement(e, &pl, lim, t[k].keep_some, &fit, &e->err));
+        *any = true;
+        if (!*ok && !fit) *out = pl;
+        if (!fit) continue;
+        bool keeps = t[k].rest == PLAN_ACT_KEEP; /* nothing is faster */
+        bool known = !keeps && (*ok || k + 1 < n) && predicted(e, &pl, &s);
+        if (*ok && !(known && s < 0.99 * best_s)) continue;
+        *out = pl;
+        best_s = known ? s : 0;
+        *ok = true;
+        if (keeps) break;
+    }
+    return STK_OK;
+}
+
+/* Sets of homes in their order, each with its best activations. *any: something was tried; *ok: and fits;
+ * else *out is what was tried last. */
+static stk_status choose_homes(stk_engine *e, bool late, const struct limits *lim,
+                               struct eng_placement *out, bool *ok, bool *any)
 {
     static const uint8_t tiers[][3] = {
         /* param, opt, grad */
@@ -463,53 +620,45 @@ stk_status place_choose(stk_engine *e, uint64_t host_limit, uint64_t device_limi
         { CHUNK_NVME, CHUNK_HOST, CHUNK_HOST }, { CHUNK_NVME, CHUNK_HOST, CHUNK_NVME },
         { CHUNK_NVME, CHUNK_NVME, CHUNK_HOST }, { CHUNK_NVME, CHUNK_NVME, CHUNK_NVME },
     };
-    static const uint8_t acts[] = { PLAN_ACT_KEEP, PLAN_ACT_RECOMPUTE, PLAN_ACT_HOST };
-    const struct limits lim = { host_limit, device_limit, e->cfg.host_memory != 0,
-                                e->cfg.device_memory != 0 };
-    struct eng_placement last = { 0 };
-    bool any = false;
-    char a[32], b[32];
-    for (size_t t = 0; t < sizeof tiers / sizeof *tiers; t++) {
+    for (size_t t = 0; t < sizeof tiers / sizeof *tiers && !*ok; t++) {
         if (!allowed(e->cfg.params, tiers[t][0]) || !allowed(e->cfg.optimizer_state, tiers[t][1]) ||
             !allowed(e->cfg.grads, tiers[t][2]))
             continue;
         if (e->cfg.durable && (tiers[t][0] != CHUNK_NVME || tiers[t][1] != CHUNK_NVME)) continue;
         bool nvme =
             tiers[t][0] == CHUNK_NVME || tiers[t][1] == CHUNK_NVME || tiers[t][2] == CHUNK_NVME;
-        if (nvme && e->n_paths == 0 && e->cfg.storage != STK_STORAGE_SIM) continue;
-        for (size_t k = 0; k < sizeof acts; k++) {
-            if (e->cfg.activations != STK_ACT_AUTO && (int)e->cfg.activations - 1 != (int)acts[k])
-                continue;
-            if (e->cfg.activations == STK_ACT_AUTO && acts[k] == PLAN_ACT_HOST &&
-                e->caps.host_in_place)
-                continue;
-            struct eng_placement pl = {
-                .param = tiers[t][0], .opt = tiers[t][1], .grad = tiers[t][2], .act = acts[k]
-            };
-            bool ok = false;
-            pl.update = update_mode_choose(e, &pl);
-            STK_TRY(try_placement(e, &pl, &lim, &ok, &e->err));
-            any = true;
-            last = pl;
-            if (!ok) continue;
-            *out = pl;
-            eng_note(e,
-                     "placement: parameters %s, optimizer state %s, gradients %s, activations %s "
-                     "(host %s, device %s)",
-                     pl.param ? "nvme" : "host", pl.opt ? "nvme" : "host",
-                     pl.grad ? "nvme" : "host",
-                     pl.act == PLAN_ACT_KEEP        ? "kept"
-                     : pl.act == PLAN_ACT_RECOMPUTE ? "recomputed"
-                                                    : "offloaded to host",
-                     fmt(pl.host_bytes, a), fmt(pl.device_bytes, b));
-            cache_note(e, &pl);
-            mode_note(e, &pl);
-            return STK_OK;
-        }
+        if (nvme && !has_store(e)) continue;
+        struct eng_placement homes = {
+            .param = tiers[t][0], .opt = tiers[t][1], .grad = tiers[t][2]
+        };
+        STK_TRY(choose_acts(e, &homes, late, lim, out, ok, any));
     }
+    return STK_OK;
+}
+
+stk_status place_choose(stk_engine *e, uint64_t host_limit, uint64_t device_limit,
+                        struct eng_placement *out)
+{
+    const struct limits lim = { host_limit, device_limit, e->cfg.host_memory != 0,
+                                e->cfg.device_memory != 0 };
+    struct eng_placement pl = { 0 };
+    bool any = false, ok = false;
+    char a[32], b[32], acts[160];
+    STK_TRY(acts_check(e));
+    STK_TRY(choose_homes(e, false, &lim, &pl, &ok, &any));
+    if (!ok) STK_TRY(choose_homes(e, true, &lim, &pl, &ok, &any));
     if (!any)
         return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
                              "a state is asked to be on NVMe, but no folder is given: add --nvme "
                              "DIR, or choose host");
-    return refuse(e, &last, &lim);
+    if (!ok) return refuse(e, &pl, &lim);
+    *out = pl;
+    eng_note(e,
+             "placement: parameters %s, optimizer state %s, gradients %s, activations %s "
+             "(host %s, device %s)",
+             pl.param ? "nvme" : "host", pl.opt ? "nvme" : "host", pl.grad ? "nvme" : "host",
+             acts_text(&pl, acts, sizeof acts), fmt(pl.host_bytes, a), fmt(pl.device_bytes, b));
+    cache_note(e, &pl);
+    mode_note(e, &pl);
+    return STK_OK;
 }

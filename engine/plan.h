@@ -57,6 +57,9 @@ enum plan_kind {
     PLAN_JOIN,       /* nothing: an edge from many to many (serial update) */
     PLAN_COMMIT,     /* `split`: the state that belongs to the new parameter */
     PLAN_UNDO,       /* `speculate`: takes a speculative update back. Gradient on NVMe: in `slot` */
+    PLAN_ACT_OUT,    /* slot `src_slot` (ACT where the device is in place, else SAVE) -> NVMe: activation
+                      * `act` */
+    PLAN_ACT_IN,     /* the way back, into `slot` */
     PLAN_KIND_N
 };
 
@@ -85,7 +88,8 @@ enum plan_arena {
                             * chunk */
     PLAN_ARENA_UPDATE,     /* host: staged state of chunks under update */
     PLAN_ARENA_GRAD,       /* host: 16-bit gradients on their way to NVMe */
-    PLAN_ARENA_SAVE,       /* host: offloaded activations and accumulators */
+    PLAN_ARENA_SAVE,       /* host: offloaded activations and accumulators; activations on their way
+                            * between a discrete device and NVMe */
     PLAN_ARENA_N
 };
 const char *plan_kind_name(enum plan_kind k);
@@ -101,7 +105,7 @@ enum plan_dir { PLAN_FORWARD, PLAN_BACKWARD };
 enum plan_mode { PLAN_TRAIN, PLAN_EVAL /* forward visits of all blocks, no gradient, no update */ };
 enum plan_update { PLAN_SERIAL, PLAN_CHASE, PLAN_SPLIT, PLAN_SPECULATE };
 enum plan_accumulate { PLAN_LAYER_MAJOR, PLAN_MICRO_MAJOR };
-enum plan_act { PLAN_ACT_KEEP, PLAN_ACT_RECOMPUTE, PLAN_ACT_HOST };
+enum plan_act { PLAN_ACT_KEEP, PLAN_ACT_RECOMPUTE, PLAN_ACT_HOST, PLAN_ACT_NVME, PLAN_ACT_N };
 
 struct plan_block_in {          /* one block as the plan sees it */
     uint32_t first_chunk, n_chunks, n_chunks_trainable;
@@ -173,6 +177,7 @@ struct plan_node {
     uint32_t visit;             /* VISIT: index in visits; FETCH/COPY_IN of parameters: the first
                                  * visit they serve; else PLAN_NO */
     uint32_t slot, src_slot;    /* PLAN_NO: none / host home */
+    uint32_t act;               /* ACT_OUT, ACT_IN: which activation (plan_act_number); else PLAN_NO */
     uint64_t slot_offset_bytes; /* where inside `slot` (a chunk inside its block's slot; a state
                                  * inside an update slot) */
     uint64_t src_offset_bytes;  /* the same inside src_slot (or inside the accumulator slot for
@@ -206,7 +211,7 @@ struct plan_visit {
 struct plan {
     struct plan_node *nodes; uint32_t n_nodes;
     struct plan_slot *slots; uint32_t n_slots;
-    struct plan_visit *visits; uint32_t n_visits;
+    struct plan_visit *visits; uint32_t n_visits, n_micro;
     uint32_t *deps; uint32_t n_deps;
     uint32_t *succs;
     uint64_t peak_bytes[PLAN_ARENA_N];         /* highest end of any slot: what the arena must
@@ -246,6 +251,32 @@ static inline bool plan_splits(const struct plan_input *in, uint32_t chunk)
     return true;
 }
 
+/* Activations that may go to NVMe have a number: two for each position and micro-batch, the boundary it
+ * reads and its full set. */
+static inline uint32_t plan_act_number(const struct plan_input *in, uint32_t place, uint32_t micro,
+                                       bool full)
+{
+    return (place * in->n_micro + micro) * 2 + full;
+}
+static inline uint32_t plan_act_count(const struct plan_input *in)
+{
+    return in->n_places * in->n_micro * 2;
+}
+static inline uint32_t plan_act_place(const struct plan_input *in, uint32_t act)
+{
+    return act / 2 / in->n_micro;
+}
+/* What of it goes to NVMe in training, in the planner's own order; 0: nothing. Of a fused position only
+ * the boundary lives from forward to backward. */
+static inline uint64_t plan_act_bytes(const struct plan_input *in, uint32_t act)
+{
+    uint32_t place = plan_act_place(in, act);
+    const struct plan_place_in *x = &in->places[place];
+    if (x->act != PLAN_ACT_NVME || in->own || in->mode != PLAN_TRAIN) return 0;
+    if (act & 1) return x->fused ? 0 : x->full_bytes;
+    return place > 0 && !x->no_input ? x->in_bytes : 0;
+}
+
 /* Inside an update slot: PARAM at 0, then OPT, then GRAD, each padded to 4096; a state whose home
  * is host takes no room. */
 uint64_t plan_update_offset(const struct plan_chunk_in *c, enum chunk_state s);
@@ -267,7 +298,8 @@ stk_status plan_needs(const struct plan_input *in, uint64_t least[PLAN_ARENA_N],
  * depends on (transitively) and not overwritten since; every version of every state moves from home
  * to use to home, none lost, no two writers without order; slots that share bytes are ordered;
  * slots lie inside the arenas; the norm follows every cast; every trainable chunk is updated
- * exactly once; fetch of a parameter follows its write-back; bytes per resource add up.
+ * exactly once; fetch of a parameter follows its write-back; an activation on NVMe is written once and
+ * read once after that; bytes per resource add up.
  * STK_ERR_STATE names the node. */
 stk_status plan_check(const struct plan_input *in, const struct plan *p, struct stk_error *err);
 

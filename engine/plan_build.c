@@ -110,13 +110,14 @@ static void set_up_tables(struct plan_builder *b)
                                &b->commit,      &b->spec_node,   &b->spec_write_param,
                                &b->spec_write_opt, &b->undo_node, &b->param_readers,
                                &b->next_slot };
-    uint32_t **per_cell[] = { &b->bound, &b->full, &b->bound_saved, &b->full_saved };
+    uint32_t **per_cell[] = { &b->bound,      &b->full,      &b->bound_saved,
+                              &b->full_saved, &b->bound_out, &b->full_out };
     for (int i = 0; i < 4; i++) *per_block[i] = table(b, nb, 4, 0xff);
     for (size_t i = 0; i < sizeof per_chunk / sizeof *per_chunk; i++)
         *per_chunk[i] = table(b, nc, 4, 0xff);
     b->spec_way = table(b, nc, 1, 0);
     b->grad_stays = table(b, nc, 1, 0);
-    for (int i = 0; i < 4; i++) *per_cell[i] = table(b, cells, 4, 0xff);
+    for (int i = 0; i < 6; i++) *per_cell[i] = table(b, cells, 4, 0xff);
     b->flow = table(b, in->n_micro, 4, 0xff);
     b->flow_left = table(b, in->n_micro, 4, 0);
     b->block_staged = table(b, nb, 1, 0);
@@ -193,7 +194,7 @@ static void tear_down(struct plan_builder *b)
                           b->full_saved,  b->flow,         b->flow_left,      b->forward_done,
                           b->commit,      b->spec_way,     b->spec_node,      b->spec_write_param,
                           b->spec_write_opt, b->undo_node, b->param_readers,   b->grad_stays,
-                          b->next_slot };
+                          b->next_slot,   b->bound_out,    b->full_out };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) sys_free(all[i]);
     for (int a = 0; a < PLAN_ARENA_N; a++) sys_free(b->arena[a].segs);
 }
@@ -216,6 +217,7 @@ stk_status plan_build_once(const struct plan_input *in, struct plan_tuning t, st
     *out = NULL;
     b.p = sys_calloc(1, sizeof *b.p);
     if (!b.p) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a plan");
+    b.p->n_micro = in->n_micro;
     b.status = plan_order_visits(in, &b.p->visits, &b.p->n_visits, err);
     if (b.status == STK_OK) set_up(&b);
     if (b.status == STK_OK) run(&b);

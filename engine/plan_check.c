@@ -11,6 +11,7 @@ static bool allocate(struct checker *k)
 {
     size_t nodes = (size_t)k->p->n_nodes + 1, chunks = (size_t)k->in->n_chunks + 1;
     size_t visits = (size_t)k->in->n_places * k->in->n_micro * 2 + 1;
+    size_t acts = (size_t)plan_act_count(k->in) + 1;
     struct {
         void *where;
         size_t n;
@@ -29,6 +30,8 @@ static bool allocate(struct checker *k)
         { &k->fetch_next, chunks * CHUNK_STATE_N, true },
         { &k->write_back, chunks * CHUNK_STATE_N, true },
         { &k->visit_at, visits, true },
+        { &k->act_out, acts, true },
+        { &k->act_in, acts, true },
         { &k->spec, chunks, true },
         { &k->undo, chunks, true },
         { &k->commit, chunks, true },
@@ -51,7 +54,8 @@ static void release(struct checker *k)
     uint32_t *const all[] = { k->chain_before, k->next_chain, k->stamp,    k->stack,   k->list,
                               k->update,       k->cast,       k->out,      k->seen_in, k->fetch,
                               k->fetch_next,   k->write_back, k->visit_at, k->users,   k->spec,
-                              k->undo,         k->commit,     k->spec_fetch, k->spec_write };
+                              k->undo,         k->commit,     k->spec_fetch, k->spec_write, k->act_out,
+                              k->act_in };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) sys_free(all[i]);
     sys_free(k->slots);
 }

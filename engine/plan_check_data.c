@@ -70,6 +70,8 @@ static const uint8_t resource_of[PLAN_KIND_N] = {
     [PLAN_JOIN] = PLAN_NONE,
     [PLAN_COMMIT] = PLAN_UPDATE_TEAM,
     [PLAN_UNDO] = PLAN_UPDATE_TEAM,
+    [PLAN_ACT_OUT] = PLAN_NVME_WRITE,
+    [PLAN_ACT_IN] = PLAN_NVME_READ,
 };
 
 static bool names_chunk(uint8_t kind)

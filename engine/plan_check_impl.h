@@ -31,6 +31,7 @@ struct checker {
     uint32_t *update, *cast, *out, *fetch, *fetch_next, *write_back;
     uint32_t *spec, *undo, *commit, *spec_fetch, *spec_write;
     uint32_t *seen_in; /* per chunk: slot + 1 */
+    uint32_t *act_out, *act_in; /* per activation (plan_act_number) */
     uint32_t *visit_at; /* per (place, micro, dir): visit or PLAN_NO */
 };
 
@@ -47,6 +48,12 @@ stk_status check_chunks(struct checker *k); /* update, write-back, gradients, ne
 stk_status check_params(struct checker *k);
 /* plan_check_spec.c */
 stk_status check_modes(struct checker *k); /* speculative updates, undo, commit */
+/* plan_check_acts.c */
+stk_status check_acts(struct checker *k); /* activations on NVMe: written, then read, once */
+/* Follows a value from the visit that wrote it into slot `from` to the visit that reads slot `to`: both
+ * slots are this value's only. act: its number on NVMe; PLAN_NO: it has none. After check_acts. */
+stk_status check_follow(struct checker *k, uint32_t act, uint32_t from, uint32_t to, uint32_t writer,
+                        uint32_t reader, uint64_t bytes);
 /* plan_check_visits.c */
 stk_status check_visits(struct checker *k); /* order, accumulators, activations */
 

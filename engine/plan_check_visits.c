@@ -2,8 +2,7 @@
  * accumulators that arrive.
  *
  * Owns: the table of visits by place, micro-batch and direction. Must not know: how a plan was
- * built. Any thread. Visits are one chain, so "before" between them is a comparison of numbers; the
- * way of a value over SAVE and LOAD is followed node by node. */
+ * built. Any thread. Visits are one chain, so "before" between them is a comparison of numbers. */
 #include "base/sys.h"
 #include "engine/plan_check_impl.h"
 
@@ -69,42 +68,6 @@ static stk_status check_order(struct checker *k)
     return STK_OK;
 }
 
-/* Follows a value from the visit that wrote it into slot `from` to the visit that reads slot `to`.
- * Both slots are this value's only. */
-static stk_status follow(struct checker *k, uint32_t from, uint32_t to, uint32_t writer,
-                         uint32_t reader, uint64_t bytes)
-{
-    const struct plan *p = k->p;
-    if (from == PLAN_NO || to == PLAN_NO)
-        return check_fail(k, reader, "has no slot for what it needs");
-    uint32_t load = PLAN_NO, save = PLAN_NO;
-    const struct check_slot *s = &k->slots[to];
-    for (uint32_t u = 0; u < s->n_users; u++)
-        if (p->nodes[k->users[s->first_user + u]].kind == PLAN_LOAD)
-            load = k->users[s->first_user + u];
-    if (from == to) return STK_OK;
-    if (load == PLAN_NO || p->nodes[load].slot != to || p->nodes[load].src_slot == PLAN_NO)
-        return check_fail(k, reader, "reads a slot that nobody loaded");
-    s = &k->slots[p->nodes[load].src_slot];
-    for (uint32_t u = 0; u < s->n_users; u++) {
-        const struct plan_node *x = &p->nodes[k->users[s->first_user + u]];
-        if (x->kind == PLAN_SAVE && x->src_slot == from) save = k->users[s->first_user + u];
-    }
-    if (save == PLAN_NO) return check_fail(k, load, "loads what was not saved");
-    for (uint32_t u = 0; u < s->n_users; u++) {
-        uint32_t other = k->users[s->first_user + u];
-        if (p->nodes[other].kind != PLAN_SAVE || other == save) continue;
-        if (!check_before(k, other, save) && !check_before(k, load, other))
-            return check_fail(k, other, "overwrites what is saved");
-    }
-    if (p->nodes[save].bytes != bytes || p->nodes[load].bytes != bytes)
-        return check_fail(k, load, "moves another number of bytes");
-    if (!check_before(k, writer, save) || !check_before(k, save, load) ||
-        !check_before(k, load, reader))
-        return check_fail(k, load, "save and load are out of order");
-    return STK_OK;
-}
-
 static stk_status check_accumulators(struct checker *k)
 {
     const struct plan *p = k->p;
@@ -126,8 +89,9 @@ static stk_status check_accumulators(struct checker *k)
             p->slots[v->acc_slot].size_bytes < k->in->blocks[v->block].acc_bytes)
             status = check_fail(k, v->node, "its accumulator is too small or elsewhere");
         else if (before != PLAN_NO)
-            status = follow(k, p->visits[before].acc_slot, v->acc_slot, p->visits[before].node,
-                            v->node, k->in->blocks[v->block].acc_bytes);
+            status = check_follow(k, PLAN_NO, p->visits[before].acc_slot, v->acc_slot,
+                                  p->visits[before].node, v->node,
+                                  k->in->blocks[v->block].acc_bytes);
         if (before == PLAN_NO || status != STK_OK || k->in->own) continue;
         const struct plan_visit *w = &p->visits[before]; /* micro-batches are added in one order,
                                                             whatever the order of visits */
@@ -194,10 +158,11 @@ static stk_status check_purpose(struct checker *k, uint32_t slot)
                                     !check_before(k, load, node)))
                 return check_fail(k, node, "does not follow the load of its slot");
             visits++;
-        } else if (x->kind == PLAN_LOAD && x->slot == slot) {
+        } else if ((x->kind == PLAN_LOAD || x->kind == PLAN_ACT_IN) && x->slot == slot) {
             if (load != PLAN_NO || visits) return check_fail(k, node, "loads into a slot in use");
             load = node;
-        } else if (x->kind == PLAN_SAVE && x->src_slot == slot) {
+        } else if ((x->kind == PLAN_SAVE || x->kind == PLAN_ACT_OUT) &&
+                   x->src_slot == slot) {
             save = node;
             for (uint32_t w = 0; w < u; w++)
                 if (!check_before(k, k->users[s->first_user + w], node))
@@ -241,18 +206,19 @@ static stk_status check_cell(struct checker *k, uint32_t place, uint32_t micro)
 {
     const struct plan *p = k->p;
     const struct plan_place_in *x = &k->in->places[place];
-    uint32_t f = *at(k, place, micro, PLAN_FORWARD), b = *at(k, place, micro, PLAN_BACKWARD);
+    uint32_t f = *at(k, place, micro, PLAN_FORWARD), b = *at(k, place, micro, PLAN_BACKWARD),
+             number = plan_act_number(k->in, place, micro, false);
     if (has_input(k, place)) {
         const struct plan_visit *w = &p->visits[*at(k, place - 1, micro, PLAN_FORWARD)];
         const uint32_t readers[2] = { f, b };
         for (int i = 0; i < 2; i++)
             if (readers[i] != PLAN_NO)
-                STK_TRY(follow(k, w->out_slot, p->visits[readers[i]].in_slot, w->node,
-                               p->visits[readers[i]].node, x->in_bytes));
+                STK_TRY(check_follow(k, number, w->out_slot, p->visits[readers[i]].in_slot, w->node,
+                                     p->visits[readers[i]].node, x->in_bytes));
     }
     if (f != PLAN_NO && b != PLAN_NO && x->full_bytes && x->act != PLAN_ACT_RECOMPUTE)
-        STK_TRY(follow(k, p->visits[f].full_slot, p->visits[b].full_slot, p->visits[f].node,
-                       p->visits[b].node, x->full_bytes));
+        STK_TRY(check_follow(k, number + 1, p->visits[f].full_slot, p->visits[b].full_slot,
+                             p->visits[f].node, p->visits[b].node, x->full_bytes));
     uint32_t above =
         place + 1 < k->in->n_places ? *at(k, place + 1, micro, PLAN_BACKWARD) : PLAN_NO;
     if (b != PLAN_NO && above != PLAN_NO && p->visits[above].flow_slot != p->visits[b].flow_slot)
@@ -279,6 +245,7 @@ stk_status check_visits(struct checker *k)
         if (k->p->slots[s].arena == PLAN_ARENA_ACT || k->p->slots[s].arena == PLAN_ARENA_ACC)
             STK_TRY(check_purpose(k, s));
     STK_TRY(check_accumulators(k));
+    STK_TRY(check_acts(k));
     for (uint32_t i = 0; !k->in->own && i < k->in->n_places; i++)
         for (uint32_t m = 0; m < k->in->n_micro; m++) STK_TRY(check_cell(k, i, m));
     return STK_OK;

@@ -87,6 +87,7 @@ struct plan_builder {
     uint32_t *param_readers; /* list: what read the home of its parameter in this period */
     /* per place and micro-batch; per micro-batch */
     uint32_t *bound, *full, *bound_saved, *full_saved, *flow, *flow_left;
+    uint32_t *bound_out, *full_out; /* on NVMe: the node that wrote it; PLAN_NO: not there */
     bool *forward_done;
     uint64_t flow_bytes;
     bool swap_acc;

@@ -12,7 +12,8 @@ const char *plan_kind_name(enum plan_kind k)
     static const char *const names[PLAN_KIND_N] = { "fetch",  "copy_in",    "gather",   "visit",
                                                     "reduce", "grad_cast",  "grad_out", "norm",
                                                     "update", "write_back", "save",     "load",
-                                                    "join",   "commit",     "undo" };
+                                                    "join",   "commit",     "undo",     "act_out",
+                                                    "act_in" };
     return (unsigned)k < PLAN_KIND_N ? names[k] : "?";
 }
 
@@ -40,7 +41,8 @@ bool plan_arena_on_device(enum plan_arena a)
 enum plan_resource plan_kind_resource(enum plan_kind k)
 {
     switch (k) {
-    case PLAN_FETCH: return PLAN_NVME_READ;
+    case PLAN_FETCH:
+    case PLAN_ACT_IN: return PLAN_NVME_READ;
     case PLAN_COPY_IN:
     case PLAN_LOAD: return PLAN_COPY_IN_LINK;
     case PLAN_GATHER:
@@ -52,7 +54,8 @@ enum plan_resource plan_kind_resource(enum plan_kind k)
     case PLAN_UPDATE:
     case PLAN_COMMIT:
     case PLAN_UNDO: return PLAN_UPDATE_TEAM;
-    case PLAN_WRITE_BACK: return PLAN_NVME_WRITE;
+    case PLAN_WRITE_BACK:
+    case PLAN_ACT_OUT: return PLAN_NVME_WRITE;
     default: return PLAN_NONE;
     }
 }
@@ -88,7 +91,7 @@ struct plan_node *plan_node_begin(struct plan_builder *b, enum plan_kind kind, u
                               .resource = (uint8_t)plan_kind_resource(kind),
                               .part = part,
                               .rank = b->p->n_nodes };
-    x->block = x->chunk = x->visit = x->slot = x->src_slot = PLAN_NO;
+    x->block = x->chunk = x->visit = x->slot = x->src_slot = x->act = PLAN_NO;
     x->first_dep = b->p->n_deps;
     return x;
 }

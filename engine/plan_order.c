@@ -58,7 +58,7 @@ stk_status plan_order_check(const struct plan_input *in, struct stk_error *err)
     for (uint32_t i = 0; i < in->n_places; i++) {
         if (in->places[i].block >= in->n_blocks)
             return bad(err, "a position of an unknown block", i);
-        if (in->places[i].act > PLAN_ACT_HOST) return bad(err, "an unknown activation policy", i);
+        if (in->places[i].act >= PLAN_ACT_N) return bad(err, "an unknown activation policy", i);
         if (in->places[i].fused && i + 1 < in->n_places)
             return bad(err, "only the last position can be fused", i);
     }

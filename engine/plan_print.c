@@ -26,7 +26,7 @@ static void print_slot(const struct plan *p, const char *label, uint32_t slot, u
 
 static void print_visit(const struct plan *p, const struct plan_visit *v, FILE *to)
 {
-    static const char *const acts[] = { "keep", "recompute", "host" };
+    static const char *const acts[] = { "keep", "recompute", "host", "nvme" };
     fprintf(to, " place=%u micro=%u %s %s%s%s%s", v->place, v->micro,
             v->dir == PLAN_FORWARD ? "forward" : "backward", acts[v->act],
             v->first_of_block ? " first" : "", v->last_of_block ? " last" : "",
@@ -48,6 +48,7 @@ void plan_print(const struct plan *p, FILE *to)
         if (has_state(x)) fprintf(to, " %s", state_names[x->state]);
         if (x->block != PLAN_NO) fprintf(to, " block=%u", x->block);
         if (x->chunk != PLAN_NO) fprintf(to, " chunk=%u", x->chunk);
+        if (x->act != PLAN_NO) fprintf(to, " act=%u", x->act);
         if (x->kind == PLAN_VISIT)
             print_visit(p, &p->visits[x->visit], to);
         else if (x->visit != PLAN_NO)
@@ -76,6 +77,9 @@ void plan_node_name(const struct plan *p, uint32_t node, char *buf, size_t size)
                          has_state(x) ? state_names[x->state] : "");
         if (x->chunk != PLAN_NO && n > 0 && (size_t)n < size)
             snprintf(buf + n, size - (size_t)n, " %u", x->chunk);
+        if (x->act != PLAN_NO && n > 0 && (size_t)n < size)
+            snprintf(buf + n, size - (size_t)n, " %s %u.%u", x->act & 1 ? "full" : "boundary",
+                     x->act / 2 / p->n_micro, x->act / 2 % p->n_micro);
     }
 }
 

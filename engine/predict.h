@@ -38,8 +38,8 @@ struct predict_in {
     bool norm_fails;                 /* speculate: the norm binds in every step, so that nothing is
                                       * tried; else it never does */
     uint32_t compute_threads, update_threads; /* 0: all cores */
-    const uint8_t *drive_of;         /* drive of each chunk and state, chunk * CHUNK_STATE_N + state;
-                                      * NULL: all on the first */
+    const uint8_t *drive_of;         /* drive of each chunk and state, chunk * CHUNK_STATE_N + state,
+                                      * then of each activation (plan_act_number); NULL: all on the first */
 };
 
 /* What the trace of a prediction needs; called at each node's completion, begin <= end. */

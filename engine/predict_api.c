@@ -42,27 +42,42 @@ static bool fill_costs(const stk_engine *e, struct predict_cost *out)
     return all;
 }
 
-/* As the store deals extents (nvme/store_place.c): those of each state in order, by weight. */
+/* A smooth weighted round-robin over the folders, as the store deals extents (nvme/store_place.c). */
+struct dealer { uint32_t n; double weight[STK_NVME_MAX], credit[STK_NVME_MAX]; };
+
+static uint32_t deal_one(struct dealer *d, uint64_t bytes)
+{
+    uint32_t best = 0;
+    for (uint32_t k = 0; k < d->n; k++) {
+        d->credit[k] += (double)bytes * d->weight[k];
+        if (d->credit[k] > d->credit[best]) best = k;
+    }
+    d->credit[best] -= (double)bytes;
+    return best;
+}
+
+/* Those of each state in order, then activations. */
 static void deal(const stk_engine *e, const struct plan_input *in, const uint8_t *drive_of_path,
                  uint8_t *out)
 {
-    double weight[STK_NVME_MAX], credit[STK_NVME_MAX], sum = 0;
-    stk_drive d;
-    for (uint32_t i = 0; i < e->n_paths; i++)
-        sum += weight[i] = stk_drive_info(e, i, &d) ? d.weight : 1;
-    for (int s = 0; s < CHUNK_STATE_N; s++) {
-        memset(credit, 0, sizeof credit);
+    struct dealer d = { .n = e->n_paths };
+    double sum = 0;
+    stk_drive info;
+    for (uint32_t i = 0; i < d.n; i++)
+        sum += d.weight[i] = stk_drive_info(e, i, &info) ? info.weight : 1;
+    for (uint32_t i = 0; i < d.n; i++) d.weight[i] = sum > 0 ? d.weight[i] / sum : 0;
+    for (uint32_t s = 0; s < CHUNK_STATE_N; s++) {
+        memset(d.credit, 0, sizeof d.credit);
         for (uint32_t c = 0; c < in->n_chunks; c++) {
             const struct plan_chunk_in *p = &in->chunks[c];
-            uint32_t best = 0;
-            if (p->home[s] != CHUNK_NVME || p->bytes[s] == 0) continue;
-            for (uint32_t k = 0; k < e->n_paths; k++) {
-                credit[k] += (double)p->bytes[s] * (sum > 0 ? weight[k] / sum : 0);
-                if (credit[k] > credit[best]) best = k;
-            }
-            credit[best] -= (double)p->bytes[s];
-            out[c * CHUNK_STATE_N + (uint32_t)s] = drive_of_path[best];
+            if (p->home[s] == CHUNK_NVME && p->bytes[s] > 0)
+                out[c * CHUNK_STATE_N + s] = drive_of_path[deal_one(&d, p->bytes[s])];
         }
+    }
+    memset(d.credit, 0, sizeof d.credit);
+    for (uint32_t a = 0; a < plan_act_count(in); a++) {
+        uint64_t bytes = plan_act_bytes(in, a);
+        if (bytes) out[in->n_chunks * CHUNK_STATE_N + a] = drive_of_path[deal_one(&d, bytes)];
     }
 }
 
@@ -101,7 +116,7 @@ stk_status predict_plan(stk_engine *e, const stk_machine *asked, const struct pl
     uint8_t drive_of_path[STK_NVME_MAX];
     STK_TRY(find_machine(e, asked, &m, drive_of_path));
     struct predict_cost *cost = sys_calloc(e->n_places, sizeof *cost);
-    uint8_t *drives = sys_calloc((size_t)e->layout->n_chunks + 1, CHUNK_STATE_N);
+    uint8_t *drives = sys_calloc((size_t)e->layout->n_chunks * CHUNK_STATE_N + plan_act_count(input) + 1, 1);
     stk_status st = STK_OK;
     if (!cost || !drives)
         st = stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory to predict a step");

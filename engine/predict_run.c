@@ -279,7 +279,9 @@ static void checksum_work(const struct predicted *r, const struct plan_node *n,
 
 static uint32_t drive_of(const struct predicted *r, const struct plan_node *n)
 {
-    uint32_t k = r->in->drive_of ? r->in->drive_of[n->chunk * CHUNK_STATE_N + n->state] : 0;
+    uint32_t at = n->act != PLAN_NO ? r->in->input->n_chunks * CHUNK_STATE_N + n->act
+                                    : n->chunk * CHUNK_STATE_N + n->state;
+    uint32_t k = r->in->drive_of ? r->in->drive_of[at] : 0;
     return k < r->m->n_drives ? k : 0;
 }
 
@@ -381,6 +383,8 @@ static uint32_t cause_of(uint8_t kind)
 {
     switch ((enum plan_kind)kind) {
     case PLAN_FETCH:
+    case PLAN_ACT_IN:
+    case PLAN_ACT_OUT:
     case PLAN_WRITE_BACK: return 0;
     case PLAN_COPY_IN:
     case PLAN_GRAD_CAST:

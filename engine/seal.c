@@ -60,8 +60,9 @@ static stk_status alloc_tables(stk_engine *e)
     e->pblocks = sys_calloc(e->layout->n_blocks, sizeof *e->pblocks);
     e->pchunks = sys_calloc(e->layout->n_chunks ? e->layout->n_chunks : 1, sizeof *e->pchunks);
     e->pplaces = sys_calloc(e->n_places ? e->n_places : 1, sizeof *e->pplaces);
+    e->act_extent = sys_calloc((size_t)e->n_places * e->cfg.micro_batches * 2 + 1, sizeof *e->act_extent);
     e->coef = sys_calloc(e->layout->n_tensors ? e->layout->n_tensors : 1, sizeof *e->coef);
-    if (!e->pblocks || !e->pchunks || !e->pplaces || !e->coef)
+    if (!e->pblocks || !e->pchunks || !e->pplaces || !e->coef || !e->act_extent)
         return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory for the tables of chunks");
     return STK_OK;
 }
@@ -123,6 +124,8 @@ static stk_status build_plans(stk_engine *e)
 
 /* --- storage ---------------------------------------------------------------------------------- */
 
+#define ACT_CLASS CHUNK_STATE_N /* of extents: activations, after the states of chunks */
+
 static void assign_homes(stk_engine *e, uint32_t *n_extents)
 {
     uint32_t n = 0;
@@ -134,7 +137,7 @@ static void assign_homes(stk_engine *e, uint32_t *n_extents)
                 c->home[s] == CHUNK_NVME && e->pchunks[i].bytes[s] ? n++ : CHUNK_NO_EXTENT;
         }
     }
-    *n_extents = n;
+    *n_extents = n + acts_extents(e, n);
 }
 
 static void on_io(void *engine)
@@ -184,7 +187,7 @@ static stk_status open_storage(stk_engine *e, uint32_t n_extents)
                             .lane = e->lane,
                             .n_extents = n_extents,
                             .room = place_store_room(e, &e->place),
-                            .volatile_classes = 1u << CHUNK_GRAD,
+                            .volatile_classes = 1u << CHUNK_GRAD | 1u << ACT_CLASS,
                             .payload_max_bytes = e->durable.payload_max,
                             .adopt = e->cfg.adopt,
                             .sim_disk =
@@ -203,6 +206,11 @@ static stk_status open_storage(stk_engine *e, uint32_t n_extents)
                 bytes[e->layout->chunks[i].extent[s]] = e->pchunks[i].bytes[s];
                 class[e->layout->chunks[i].extent[s]] = (uint8_t)s;
             }
+    for (uint32_t a = 0; a < plan_act_count(&e->pin); a++)
+        if (e->act_extent[a] != CHUNK_NO_EXTENT) {
+            bytes[e->act_extent[a]] = plan_act_bytes(&e->pin, a);
+            class[e->act_extent[a]] = ACT_CLASS;
+        }
     sc.extent_bytes = bytes;
     sc.extent_class = class;
     stk_status st = store_open(&sc, &e->store, &e->err);
@@ -334,6 +342,9 @@ static void register_buffers(stk_engine *e)
         if (e->arena[io_arenas[i]])
             io_buffer_register(e->io, e->arena[io_arenas[i]],
                                round_page(e->place.arena_bytes[io_arenas[i]]));
+    enum plan_arena acts = e->caps.host_in_place ? PLAN_ARENA_ACT : PLAN_ARENA_SAVE;
+    if (acts_on_nvme(&e->place) && e->arena[acts])
+        io_buffer_register(e->io, e->arena[acts], round_page(e->place.arena_bytes[acts]));
     if (e->caps.host_in_place && e->place.param == CHUNK_NVME && e->arena[PLAN_ARENA_PARAM])
         io_buffer_register(e->io, e->arena[PLAN_ARENA_PARAM],
                            round_page(e->place.arena_bytes[PLAN_ARENA_PARAM]));

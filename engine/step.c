@@ -23,6 +23,8 @@ static uint64_t *exposed_of(stk_engine *e, uint8_t kind)
 {
     switch ((enum plan_kind)kind) {
     case PLAN_FETCH:
+    case PLAN_ACT_IN:
+    case PLAN_ACT_OUT:
     case PLAN_WRITE_BACK: return &e->exposed.nvme_ns;
     case PLAN_COPY_IN:
     case PLAN_GRAD_CAST:

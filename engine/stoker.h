@@ -83,7 +83,18 @@ struct dev_stream;
 /* --- configuration ---------------------------------------------------------------------------- */
 
 typedef enum { STK_TIER_AUTO, STK_TIER_DEVICE, STK_TIER_HOST, STK_TIER_NVME } stk_tier;
-typedef enum { STK_ACT_AUTO, STK_ACT_KEEP, STK_ACT_RECOMPUTE, STK_ACT_HOST } stk_act;
+/* What becomes of a block's activations between its forward and its backward visit: kept on the device,
+ * made again from the boundary, moved to host memory (a device that computes there: kept), or moved to
+ * NVMe (folders are needed; not in own order). AUTO: kept if they fit; else the last blocks' are kept, as
+ * many as fit, and the others recomputed or offloaded, by the rates of the machine where they are known. */
+typedef enum {
+    STK_ACT_AUTO,
+    STK_ACT_KEEP,
+    STK_ACT_RECOMPUTE,
+    STK_ACT_HOST,
+    STK_ACT_NVME,
+    STK_ACT_N
+} stk_act;
 typedef enum { STK_ACCUMULATE_LAYER, STK_ACCUMULATE_MICRO } stk_accumulate;
 typedef enum {
     STK_UPDATE_AUTO,      /* chase; optimizer state on NVMe, clipping off, room there for two versions:
@@ -194,6 +205,11 @@ typedef struct stk_config {
                                    * are another run's, but still the same for any placement. Speculation
                                    * is then only for optimizer state on NVMe */
     uint64_t moments_seed;        /* BF16: of the rounding */
+    uint32_t activations_last[STK_ACT_N]; /* a mix, from the end of the order: the last so many blocks
+                                   * [KEEP] keep, so many before them [RECOMPUTE] are recomputed, then
+                                   * [HOST], then [NVME]; all others as `activations` says, which is
+                                   * then no policy that stands before one of these. Only positions
+                                   * count that leave a full set and are not fused. All 0: no mix */
 } stk_config;
 
 /* Fills defaults: host, auto everywhere, adamw 0.9 0.999 1e-8 0.01, clip 1.0, one micro-batch,

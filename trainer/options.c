@@ -17,7 +17,6 @@ const char *moments_name(int kind) { return moments_names[kind]; }
 static const char *const device_names[] = { "host", "host:discrete", "sim", NULL };
 static const char *const params_names[] = { "auto", "device", "host", "nvme", NULL };
 static const char *const state_names[] = { "auto", "host", "nvme", NULL };
-static const char *const act_names[] = { "auto", "keep", "recompute", "host", NULL };
 static const char *const accumulate_names[] = { "layer", "micro", NULL };
 static const char *const update_names[] = { "auto", "serial", "chase", "split", "speculate", NULL };
 static const char *const act_dtype_names[] = { "f32", "bf16", NULL };
@@ -136,8 +135,8 @@ static const struct run_row {
       { "grads", OPT_CHOICE, AT(grads), "auto", .choices = state_names, .arg = "TIER",
         .help = "home of the gradients" } },
     { T,
-      { "activations", OPT_CHOICE, AT(activations), "auto", .choices = act_names, .arg = "NAME",
-        .help = "between forward and backward" } },
+      { "activations", OPT_STRING, AT(activations), "auto", .arg = "HOW",
+        .help = "keep, recompute, host, nvme; keep:8,recompute: the last 8 blocks keep, the others recompute" } },
     { T,
       { "accumulate", OPT_CHOICE, AT(accumulate), "layer", .choices = accumulate_names,
         .arg = "NAME", .help = "order of micro-batches: layer by layer, or each whole" } },
@@ -298,7 +297,7 @@ void run_opts_engine(const struct run_opts *o, stk_config *c)
     c->params = (stk_tier)o->params;
     c->optimizer_state = state[o->optimizer_state];
     c->grads = state[o->grads];
-    c->activations = (stk_act)o->activations;
+    if (o->activations) options_activations(o->activations, c); /* checked when it was parsed */
     c->accumulate = (stk_accumulate)o->accumulate;
     c->update = (stk_update)o->update;
     c->dtype = (stk_dtype)o->dtype;

@@ -29,10 +29,10 @@ struct run_opts {
     double epochs;
     uint64_t device_memory, host_memory, nvme_buffer, threads, update_threads, prefetch, chunk;
     double lr, weight_decay, beta1, beta2, eps, clip, loss_scale;
-    int schedule, dtype, optimizer, moments, device, params, optimizer_state, grads, activations,
-        accumulate, update, act, matmul, storage, progress, checkpoint_sync, predict;
+    int schedule, dtype, optimizer, moments, device, params, optimizer_state, grads, accumulate,
+        update, act, matmul, storage, progress, checkpoint_sync, predict;
     struct opt_list freeze, nvme, nvme_weights;
-    const char *measure_drives;
+    const char *measure_drives, *activations;
     bool resume, discard, save_final_state, dry_run, any_numerics, print_config;
 
     /* after parsing */

@@ -5,6 +5,7 @@
  * Must not know: files, the machine. Application's thread, at start. */
 #include "trainer/options_impl.h"
 
+#include <ctype.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -31,6 +32,65 @@ bool options_measure(const struct run_opts *o, uint64_t *out_ns)
         *out_ns = (uint64_t)(s * 1e9);
     else return false;
     return true;
+}
+
+static const char *const act_names[STK_ACT_N] = { "auto", "keep", "recompute", "host", "nvme" };
+
+/* "NAME:COUNT" or "NAME" at *text, and what follows. */
+static bool next_act(const char **text, uint32_t *act, uint32_t *count, bool *counted)
+{
+    size_t n = strcspn(*text, ":,");
+    for (*act = 0; *act < STK_ACT_N; ++*act)
+        if (strlen(act_names[*act]) == n && strncmp(*text, act_names[*act], n) == 0) break;
+    *text += n;
+    *counted = **text == ':';
+    *count = 0;
+    if (*counted) {
+        char *end;
+        if (!isdigit((unsigned char)*++*text)) return false;
+        unsigned long v = strtoul(*text, &end, 10);
+        *text = end;
+        *count = (uint32_t)v;
+        if (v == 0 || v > 1000000) return false;
+    }
+    if (**text == ',' && !(*text)[1]) return false;
+    if (**text && *(*text)++ != ',') return false;
+    return *act < STK_ACT_N && !(*counted && *act == STK_ACT_AUTO);
+}
+
+bool options_activations(const char *text, stk_config *c)
+{
+    uint32_t act = 0, count, before = 0;
+    bool counted = true;
+    memset(c->activations_last, 0, sizeof c->activations_last);
+    c->activations = STK_ACT_AUTO;
+    if (!text[0]) return false;
+    while (*text) {
+        if (!counted) return false; /* only the last one is for all others */
+        if (!next_act(&text, &act, &count, &counted)) return false;
+        if (act != STK_ACT_AUTO && act <= before) return false;
+        if (counted) c->activations_last[act] = count;
+        else c->activations = (stk_act)act;
+        before = act;
+    }
+    return true;
+}
+
+static stk_status check_activations(const struct run_opts *o, bool *nvme, struct stk_error *err)
+{
+    stk_config c = { 0 };
+    *nvme = false;
+    if (!o->activations) return STK_OK;
+    if (!options_activations(o->activations, &c))
+        REFUSE("--activations: \"%s\" is none of auto, keep, recompute, host, nvme, nor a mix of them in "
+               "this order, from the end of the model: keep:8,recompute keeps those of the last 8 "
+               "blocks and recomputes the others; keep:8,recompute:4,nvme; keep:8 leaves the others "
+               "to auto",
+               o->activations);
+    *nvme = c.activations == STK_ACT_NVME || c.activations_last[STK_ACT_NVME] > 0;
+    if (*nvme && o->nvme.n == 0 && o->storage != STK_STORAGE_SIM && !o->machine)
+        REFUSE("--activations %s needs a folder: add --nvme DIR", o->activations);
+    return STK_OK;
 }
 
 static stk_status check_drives(const struct run_opts *o, struct stk_error *err)
@@ -74,7 +134,8 @@ static stk_status check_tiers(const struct run_opts *o, uint32_t verb, struct st
 {
     bool params = o->params == STK_TIER_NVME, opt = o->optimizer_state == 2, grads = o->grads == 2,
          sim = o->storage == STK_STORAGE_SIM;
-    bool simulate = run_opts_given(o, "simulate");
+    bool simulate = run_opts_given(o, "simulate"), acts;
+    STK_TRY(check_activations(o, &acts, err));
     if (o->nvme.n > STK_NVME_MAX)
         REFUSE("--nvme: %u folders; at most %d are used", o->nvme.n, STK_NVME_MAX);
     if (o->nvme.n == 0 && !sim && !o->machine && (params || opt || grads))
@@ -85,7 +146,7 @@ static stk_status check_tiers(const struct run_opts *o, uint32_t verb, struct st
         REFUSE("--storage has no effect without --nvme DIR");
     bool off = o->params == STK_TIER_HOST || o->params == STK_TIER_DEVICE;
     if (verb != FOR_EVAL) off = off && o->optimizer_state == 1 && o->grads == 1;
-    if (o->nvme.n && off)
+    if (o->nvme.n && off && !acts)
         REFUSE(
             "--nvme has no effect: no state is allowed to be there by the options that place it");
     if (o->durable && o->nvme.n == 0 && !sim)
@@ -151,10 +212,11 @@ void run_opts_idle(const struct run_opts *o, char *buf, size_t size_bytes)
         buf += snprintf(
             buf, (size_t)(end - buf),
             "--params device: the device computes in host memory, this is the same as host\n");
-    if (o->device == STK_DEVICE_HOST && !o->machine && o->activations == STK_ACT_HOST)
+    if (o->device == STK_DEVICE_HOST && !o->machine && o->activations &&
+        strcmp(o->activations, "host") == 0)
         buf += snprintf(
             buf, (size_t)(end - buf),
-            "--activations host: the device computes in host memory, this only adds copies\n");
+            "--activations host: the device computes in host memory, this is the same as keep\n");
     if (o->batch == o->micro_batch && run_opts_given(o, "accumulate"))
         snprintf(buf, (size_t)(end - buf),
                  "--accumulate: one micro-batch a step, the order changes nothing\n");

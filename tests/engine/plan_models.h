@@ -115,13 +115,13 @@ static inline void random_model(struct model *m, struct rng *r)
                                   .chunks = m->chunks,
                                   .places = m->places };
     random_chunks(m, r);
-    uint32_t act = pick(r, 4), n = 0; /* the same everywhere, or mixed */
+    uint32_t act = pick(r, PLAN_ACT_N + 2), n = 0; /* the same everywhere, or mixed */
     for (uint32_t b = 0; b < n_blocks; b++) m->places[n++].block = b;
     if (pick(r, 3) == 0) m->places[n++].block = 0; /* tied embedding */
     if (pick(r, 8) == 0 && n_blocks > 1) m->places[n++].block = 1; /* and a stranger knot */
     for (uint32_t i = 0; i < n; i++) {
         struct plan_place_in *x = &m->places[i];
-        x->act = (uint8_t)(act < 3 ? act : pick(r, 3));
+        x->act = (uint8_t)(act < PLAN_ACT_N ? act : pick(r, PLAN_ACT_N));
         x->no_input = i == 0 || pick(r, 10) == 0;
         x->in_bytes = x->no_input ? 0 : bytes[pick(r, 4)];
         x->full_bytes = pick(r, 8) ? bytes[pick(r, 4)] * (1 + pick(r, 3)) : 0;

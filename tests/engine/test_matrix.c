@@ -13,7 +13,7 @@ static char dir[64];
 
 struct combo {
     stk_tier params, opt, grads;
-    stk_act act;
+    stk_act act; /* 5 + k: a mix, mixes[k] */
     stk_update update;
     uint32_t update_threads, prefetch;
     stk_accumulate accumulate;
@@ -38,6 +38,13 @@ static const struct combo reference = { STK_TIER_HOST,
                                         false,
                                         0,
                                         SAVE_BETWEEN };
+enum { MIXES = 4 };
+static const struct { uint32_t last[STK_ACT_N]; stk_act rest; } mixes[MIXES] = {
+    { { 0, 1 }, STK_ACT_RECOMPUTE },
+    { { 0, 1 }, STK_ACT_NVME },
+    { { 0, 0, 1, 1 }, STK_ACT_NVME },
+    { { 0, 1, 0, 0, 1 }, STK_ACT_NVME },
+};
 static char saved_between[256], saved_beside[256];
 
 struct world {
@@ -54,6 +61,10 @@ static void apply(struct toy *t, const struct combo *c, const struct io_sim_cfg 
     t->cfg.optimizer_state = c->opt;
     t->cfg.grads = c->grads;
     t->cfg.activations = c->act;
+    if (c->act >= STK_ACT_N) {
+        t->cfg.activations = mixes[c->act - STK_ACT_N].rest;
+        memcpy(t->cfg.activations_last, mixes[c->act - STK_ACT_N].last, sizeof t->cfg.activations_last);
+    }
     t->cfg.update = c->update;
     t->cfg.update_threads = c->update_threads;
     t->cfg.prefetch = c->prefetch;
@@ -193,6 +204,13 @@ static void every_value(const struct world *w, uint64_t want)
         { 2, 2, 2, 3, 4, 3, 1, 1, 1, 0, 0, 0 }, { 3, 3, 3, 1, 4, 2, 2, 0, 1, 1, 0, 0 },
         { 2, 3, 3, 2, 4, 1, 2, 0, 0, 3, 1, 0 }, { 3, 3, 3, 2, 4, 2, 2, 1, 2, 3, 1, 1 },
         { 3, 3, 3, 1, 2, 2, 2, 0, 0, 2, 1, 0 }, { 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0 },
+        { 2, 2, 2, 4, 2, 2, 2, 0, 0, 1, 0, 0 }, { 2, 2, 2, 4, 2, 2, 2, 0, 1, 2, 0, 1 },
+        { 3, 3, 3, 4, 2, 1, 0, 1, 1, 1, 0, 0 }, { 3, 3, 3, 4, 1, 2, 4, 0, 0, 3, 1, 0 },
+        { 3, 3, 3, 4, 4, 2, 2, 0, 2, 3, 1, 0 }, { 2, 3, 3, 4, 4, 2, 1, 1, 0, 2, 0, 0 },
+        { 2, 2, 2, 4, 3, 2, 2, 0, 1, 1, 0, 0 }, { 2, 2, 2, 5, 2, 2, 2, 0, 0, 0, 0, 0 },
+        { 3, 3, 3, 5, 2, 2, 2, 1, 1, 1, 0, 0 }, { 2, 2, 2, 6, 2, 2, 2, 0, 0, 2, 0, 0 },
+        { 2, 2, 2, 7, 2, 2, 1, 0, 1, 1, 0, 0 }, { 3, 3, 3, 8, 4, 2, 2, 1, 1, 3, 1, 0 },
+        { 2, 2, 2, 8, 2, 2, 2, 0, 0, 3, 1, 0 }, { 3, 2, 2, 6, 1, 1, 3, 1, 2, 3, 1, 0 },
     };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
         struct combo c = list[i];
@@ -210,7 +228,7 @@ static void random_sample(const struct world *w, uint64_t want, uint32_t n)
         struct combo c = { .params = (stk_tier)(1 + rng_below(&r, 3)),
                            .opt = (stk_tier)(2 + rng_below(&r, 2)),
                            .grads = (stk_tier)(2 + rng_below(&r, 2)),
-                           .act = (stk_act)(1 + rng_below(&r, 3)),
+                           .act = (stk_act)(1 + rng_below(&r, STK_ACT_N - 1 + MIXES)),
                            .update = (stk_update)(1 + rng_below(&r, 4)),
                            .update_threads = (uint32_t)(1 + rng_below(&r, 3)),
                            .prefetch = (uint32_t)rng_below(&r, 5),

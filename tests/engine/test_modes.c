@@ -25,6 +25,8 @@ struct mix {
     stk_optimizer optimizer;
     bool tied, freeze, events, simulate;
     uint64_t nvme_buffer;
+    stk_act act;
+    uint32_t keep; /* of the last layers */
 };
 
 struct outcome { uint64_t hash, spec, undone; double loss, clip_least, norm_at; };
@@ -51,6 +53,8 @@ static void mix_config(struct toy *t, const struct mix *m, const struct io_sim_c
     t->cfg.loss_scale = 1024;
     t->cfg.optimizer = m->optimizer;
     t->cfg.nvme_buffer = m->nvme_buffer;
+    t->cfg.activations = m->act;
+    t->cfg.activations_last[STK_ACT_KEEP] = m->act == STK_ACT_AUTO ? 0 : m->keep;
     t->cfg.poison = false;
     t->cfg.nvme[0] = m->simulate ? "disk" : world_dir("modes");
     t->cfg.simulate = m->simulate || m->device == STK_DEVICE_SIM;
@@ -133,6 +137,7 @@ static bool reference(struct mix *m, struct outcome *o)
     r.accumulate = STK_ACCUMULATE_LAYER;
     r.events = r.simulate = false;
     r.nvme_buffer = 0;
+    r.act = STK_ACT_KEEP;
     if (!mix_run(&r, o) || m->scene != CLIP_ONCE) return o->hash != 0;
     r.clip = m->clip = isfinite(o->norm_at) ? 0.98 * o->norm_at : 1e9;
     return mix_run(&r, o);
@@ -142,10 +147,10 @@ static void describe(const struct mix *m, const struct outcome *o, const struct 
 {
     printf("# %s: update %d params %d opt %d grads %d device %d threads %u micros %u prefetch %u "
            "accumulate %d dtype %d optimizer %d tied %d freeze %d events %d simulate %d buffer "
-           "%" PRIu64 "\n",
+           "%" PRIu64 " act %d keep %u\n",
            scene_names[m->scene], m->update, m->params, m->opt, m->grads, m->device, m->threads,
            m->micros, m->prefetch, m->accumulate, m->dtype, m->optimizer, m->tied, m->freeze,
-           m->events, m->simulate, m->nvme_buffer);
+           m->events, m->simulate, m->nvme_buffer, m->act, m->keep);
     printf("# hash %016" PRIx64 ", serial %016" PRIx64 "; loss %.17g, serial %.17g; %" PRIu64
            " speculated, %" PRIu64 " undone\n",
            o->hash, want->hash, o->loss, want->loss, o->spec, o->undone);
@@ -235,6 +240,8 @@ TEST(modes_random_combinations)
                          .freeze = rng_below(&r, 4) == 0,
                          .events = rng_below(&r, 2),
                          .simulate = rng_below(&r, 2),
+                         .act = (stk_act)rng_below(&r, STK_ACT_N),
+                         .keep = (uint32_t)rng_below(&r, 3),
                          .nvme_buffer = rng_below(&r, 2) ? 1u << (14 + rng_below(&r, 8)) : 0 };
         if (i < HOMES_N) { /* for any seed: something is taken back, on every home */
             m.update = STK_UPDATE_SPECULATE;

@@ -116,6 +116,114 @@ TEST(plan_by_hand_discrete_serial_offloaded)
     model_free(&m);
 }
 
+TEST(plan_by_hand_activations_on_nvme)
+{
+    struct model m;
+    model_make(&m, 2, 1, 64);
+    m.places[0].act = m.places[1].act = PLAN_ACT_NVME;
+    m.in.in_place = true;
+    expect_text(&m, "0 U update block=0 chunk=0 bytes=1664\n"
+                "1 U update block=1 chunk=1 bytes=1664\n"
+                "2 V visit block=0 place=0 micro=0 forward nvme first last out=act#0@0 "
+                "full=act#1@8192 after=0\n"
+                "3 V act_out block=0 act=1 from=act#1@8192 bytes=20000 after=2\n"
+                "4 V act_out block=1 act=2 from=act#0@0 bytes=8192 after=2\n"
+                "5 V act_in block=1 act=2 to=act#2@28672 bytes=8192 demand after=4\n"
+                "6 V visit block=1 place=1 micro=0 backward nvme first last acc=acc#3@0 "
+                "in=act#2@28672 full=act#5@45056 flow=act#4@36864 after=2,1,5\n"
+                "7 V grad_cast block=1 chunk=1 from=acc#3@0 bytes=128 after=6,1\n"
+                "8 V act_in block=0 act=1 to=act#6@45056 bytes=20000 demand after=3,6\n"
+                "9 V visit block=0 place=0 micro=0 backward nvme first last acc=acc#7@4096 "
+                "full=act#6@45056 flow=act#4@36864 after=6,8\n"
+                "10 V grad_cast block=0 chunk=0 from=acc#7@4096 bytes=128 after=9,0\n"
+                "11 V norm after=9,7,10\n");
+    m.in.in_place = false;
+    expect_text(&m, "0 U update block=0 chunk=0 bytes=1664\n"
+                "1 U update block=1 chunk=1 bytes=1664\n"
+                "2 V copy_in param block=0 chunk=0 for=0 to=param#0@0 bytes=128 after=0\n"
+                "3 V visit block=0 place=0 micro=0 forward nvme first last param=param#0@0 "
+                "out=act#1@0 full=act#2@8192 after=2\n"
+                "4 V save block=0 from=act#2@8192 to=save#3@0 bytes=20000 after=3\n"
+                "5 V act_out block=0 act=1 from=save#3@0 bytes=20000 after=4\n"
+                "6 V save block=1 from=act#1@0 to=save#4@20480 bytes=8192 after=3\n"
+                "7 V act_out block=1 act=2 from=save#4@20480 bytes=8192 after=6\n"
+                "8 V copy_in param block=1 chunk=1 for=1 to=param#5@4096 bytes=128 after=1\n"
+                "9 V act_in block=1 act=2 to=save#6@28672 bytes=8192 demand after=7\n"
+                "10 V load block=1 from=save#6@28672 to=act#7@28672 bytes=8192 after=9\n"
+                "11 V visit block=1 place=1 micro=0 backward nvme first last "
+                "param=param#5@4096 acc=acc#8@0 in=act#7@28672 full=act#10@45056 "
+                "flow=act#9@36864 after=3,8,10\n"
+                "12 V grad_cast block=1 chunk=1 from=acc#8@0 to=cast#11@0 bytes=128 after=11\n"
+                "13 V grad_out block=1 chunk=1 from=cast#11@0 bytes=128 after=12,1\n"
+                "14 V act_in block=0 act=1 to=save#12@36864 bytes=20000 demand after=5\n"
+                "15 V load block=0 from=save#12@36864 to=act#13@45056 bytes=20000 after=14,11\n"
+                "16 V visit block=0 place=0 micro=0 backward nvme first last param=param#0@0 "
+                "acc=acc#14@4096 full=act#13@45056 flow=act#9@36864 after=11,3,15\n"
+                "17 V grad_cast block=0 chunk=0 from=acc#14@4096 to=cast#15@4096 bytes=128 "
+                "after=16\n"
+                "18 V grad_out block=0 chunk=0 from=cast#15@4096 bytes=128 after=17,0\n"
+                "19 V norm after=16,12,17\n");
+    model_free(&m);
+}
+
+/* The last position keeps, the one before is recomputed, the others go away: each as its policy says. */
+TEST(plan_activations_mixed)
+{
+    for (int in_place = 0; in_place < 2; in_place++) {
+        struct model m;
+        uint32_t n[PLAN_KIND_N] = { 0 }, again = 0;
+        model_make(&m, 6, 1, 64);
+        m.in.in_place = in_place;
+        m.in.n_micro = 3;
+        m.places[4].act = m.places[5].act = PLAN_ACT_KEEP;
+        m.places[3].act = PLAN_ACT_RECOMPUTE;
+        m.places[2].act = PLAN_ACT_HOST;
+        m.places[0].act = m.places[1].act = PLAN_ACT_NVME;
+        struct plan *p = built(&m);
+        REQUIRE(p);
+        for (uint32_t i = 0; i < p->n_nodes; i++) n[p->nodes[i].kind]++;
+        for (uint32_t i = 0; i < p->n_visits; i++) {
+            again += p->visits[i].recompute;
+            CHECK(!p->visits[i].recompute || p->visits[i].place == 3);
+        }
+        CHECK(again == 3);
+        /* a full set each of 0 and 1, the boundary of 1; host: both of 2; all of it twice on its way */
+        CHECK(n[PLAN_ACT_OUT] == 9 && n[PLAN_ACT_IN] == 9);
+        CHECK(n[PLAN_SAVE] == (in_place ? 0u : 15u) && n[PLAN_LOAD] == n[PLAN_SAVE]);
+        CHECK(plan_moved(p, PLAN_NVME_WRITE) == 3 * (2 * 20000 + 8192) &&
+              plan_moved(p, PLAN_NVME_READ) == 3 * (2 * 20000 + 8192));
+        plan_free(p);
+        m.in.mode = PLAN_EVAL; /* nothing is for later there */
+        p = built(&m);
+        REQUIRE(p);
+        for (uint32_t i = 0; i < p->n_nodes; i++) CHECK(p->nodes[i].kind < PLAN_ACT_OUT);
+        plan_free(p);
+        model_free(&m);
+    }
+}
+
+/* The slots of a full set on the device are one for the visit, and those on their way: not one for each
+ * position. */
+TEST(plan_activations_on_nvme_leave_memory)
+{
+    for (int in_place = 0; in_place < 2; in_place++) {
+        uint64_t least[PLAN_ARENA_N], useful[PLAN_ARENA_N], keep;
+        struct stk_error err = { 0 };
+        struct model m;
+        model_make(&m, 40, 1, 64);
+        m.in.in_place = in_place;
+        m.in.prefetch = 2;
+        for (uint32_t i = 0; i < 40; i++) m.places[i].full_bytes = 1u << 20;
+        CHECK_OK(plan_needs(&m.in, least, useful, &err), &err);
+        keep = least[PLAN_ARENA_ACT];
+        for (uint32_t i = 0; i < 40; i++) m.places[i].act = PLAN_ACT_NVME;
+        CHECK_OK(plan_needs(&m.in, least, useful, &err), &err);
+        CHECK(least[PLAN_ARENA_ACT] < keep / 20 && useful[PLAN_ARENA_ACT] < keep / 4);
+        CHECK(useful[PLAN_ARENA_SAVE] < keep / 4 && (least[PLAN_ARENA_SAVE] == 0) == in_place);
+        model_free(&m);
+    }
+}
+
 /* --- bytes --- */
 
 static uint64_t fetched(struct model *m)

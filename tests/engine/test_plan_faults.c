@@ -250,6 +250,8 @@ static bool drop_undo(struct victim *v) { return drop(v, PLAN_UNDO); }
 static bool drop_commit(struct victim *v) { return drop(v, PLAN_COMMIT); }
 static bool drop_save(struct victim *v) { return drop(v, PLAN_SAVE); }
 static bool drop_load(struct victim *v) { return drop(v, PLAN_LOAD); }
+static bool drop_act_out(struct victim *v) { return drop(v, PLAN_ACT_OUT); }
+static bool drop_act_in(struct victim *v) { return drop(v, PLAN_ACT_IN); }
 static bool drop_norm(struct victim *v) { return drop(v, PLAN_NORM); }
 
 static bool shrink_arena(struct victim *v)
@@ -285,6 +287,56 @@ static bool wrong_source(struct victim *v)
     struct plan_node *x = node_at(v, PLAN_GRAD_CAST);
     if (!x) return false;
     x->src_offset_bytes += 64;
+    return true;
+}
+
+/* The activation of another position or micro-batch, of as many bytes of the same block if there is
+ * one. */
+static bool wrong_activation(struct victim *v)
+{
+    struct plan_node *x = node_at(v, pick(&v->r, 2) ? PLAN_ACT_OUT : PLAN_ACT_IN);
+    uint32_t n = plan_act_count(&v->m.in);
+    if (!x) return false;
+    uint32_t was = x->act;
+    x->act = (was + 2) % n;
+    for (uint32_t a = (was + 1) % n; a != was; a = (a + 1) % n)
+        if (plan_act_bytes(&v->m.in, a) == x->bytes &&
+            v->m.places[plan_act_place(&v->m.in, a)].block == x->block)
+            x->act = a;
+    return x->act != was;
+}
+
+/* Two reads from NVMe come to each other's places. */
+static bool swapped_activations(struct victim *v)
+{
+    struct plan_node *x = node_at(v, PLAN_ACT_IN);
+    for (uint32_t i = 0; x && i < v->p->n_nodes; i++) {
+        struct plan_node *y = &v->p->nodes[i];
+        if (y->kind != PLAN_ACT_IN || x == y || x->block != y->block || x->bytes != y->bytes) continue;
+        uint32_t act = x->act;
+        x->act = y->act;
+        y->act = act;
+        return true;
+    }
+    return false;
+}
+
+static bool activation_too_short(struct victim *v)
+{
+    struct plan_node *x = node_at(v, pick(&v->r, 2) ? PLAN_ACT_OUT : PLAN_ACT_IN);
+    if (!x || x->bytes < 2) return false;
+    x->bytes--;
+    v->p->bytes[x->resource]--;
+    return true;
+}
+
+static bool activation_stays(struct victim *v) /* the input says that it does not go to NVMe */
+{
+    struct plan_node *x = node_at(v, PLAN_ACT_OUT);
+    if (!x) return false;
+    v->m.places[plan_act_place(&v->m.in, x->act)].act = PLAN_ACT_KEEP;
+    for (uint32_t i = 0; i < v->p->n_visits; i++)
+        v->p->visits[i].act = v->m.places[v->p->visits[i].place].act;
     return true;
 }
 
@@ -507,6 +559,12 @@ static const struct {
     { "undo_after_fetch", undo_after_fetch },
     { "drop_save", drop_save },
     { "drop_load", drop_load },
+    { "drop_act_out", drop_act_out },
+    { "drop_act_in", drop_act_in },
+    { "wrong_activation", wrong_activation },
+    { "swapped_activations", swapped_activations },
+    { "activation_too_short", activation_too_short },
+    { "activation_stays", activation_stays },
     { "drop_norm", drop_norm },
     { "shrink_arena", shrink_arena },
     { "wrong_chunk", wrong_chunk },

@@ -5,7 +5,7 @@
  * order of everything, the faults (read and write errors, short transfers, flipped and rotten bits,
  * misdirected and lost writes, lost and late completions, reordering, full disk), and the variant:
  * device, prefetch, order of accumulation, update mode, one to four drives of their own speed and
- * weight, whether every step is made durable, and whether a checkpoint is written beside steps 2 and
+ * weight, whether activations go to NVMe (all of them, or but for the last layer's), whether every step is made durable, and whether a checkpoint is written beside steps 2 and
  * 3, which then must be the reference's to the byte or fail by itself. The norm of the last step binds,
  * and only just, so that what was speculated in its backward is taken back. A failing seed prints a line
  * that runs it alone:
@@ -92,6 +92,8 @@ static void seed_variant(stk_config *c, struct io_sim_cfg *sim, uint64_t seed)
     c->prefetch = (uint32_t)(seed % 4);
     c->accumulate = (stk_accumulate)(seed / 4 % 2);
     c->update = (stk_update)(1 + seed / 8 % 2 + 2 * (seed / 256 % 2));
+    c->activations = seed / 2 % 3 == 0 ? STK_ACT_NVME : STK_ACT_AUTO;
+    c->activations_last[STK_ACT_KEEP] = seed / 2 % 3 == 0 && seed % 2;
     for (uint32_t i = 0; i < n; i++) {
         c->nvme[i] = names[i];
         c->nvme_weights[i] = n > 1 ? (double)(1 + (seed + i) % 3) : 0;

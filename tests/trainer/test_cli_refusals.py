@@ -34,6 +34,10 @@ def test_use_01_contradicting_options_are_refused_by_name(p):
         (steps + ["--sim-faults", "3"], "--sim-faults"), (steps + ["--chunk", "2049"], "--chunk"),
         (steps + ["--nvme", p.root, "--params", "host", "--optimizer-state", "host", "--grads", "host"], "--nvme"),
     ]
+    cases += [(steps + ["--activations", text], ["--activations", "keep:8,recompute"])
+              for text in ["kept", "keep:", "keep:0,recompute", "keep:8recompute", "recompute:2,keep", "keep,recompute", "keep:2,", "auto:3", "",
+                           "keep:-1", "keep:9999999999999"]]
+    cases += [(steps + ["--activations", text], ["--activations " + text, "--nvme DIR"]) for text in ["nvme", "keep:2,nvme", "nvme:3"]]
     for args, word in cases:
         refused(2, word, *args, absent=[p.at("never")])
 

@@ -83,10 +83,27 @@ def test_placements_give_the_same_bits(p):
     for i, more in enumerate([nvme + ["--params", "nvme", "--optimizer-state", "nvme", "--grads", "nvme"],
                               nvme + ["--optimizer-state", "nvme", "--update", "serial", "--storage", "posix"],
                               ["--device", "host:discrete", "--device-memory", "8MiB", "--activations", "recompute"],
-                              ["--accumulate", "micro", "--prefetch", "0", "--update-threads", "1"]]):
+                              ["--accumulate", "micro", "--prefetch", "0", "--update-threads", "1"],
+                              nvme + ["--activations", "nvme", "--params", "host", "--optimizer-state", "host", "--grads", "host"],
+                              nvme + ["--activations", "keep:1,nvme", "--device", "host:discrete"],
+                              ["--activations", "keep:1,recompute", "--device", "host:discrete"],
+                              ["--activations", "keep:1,host", "--device", "host:discrete", "--accumulate", "micro"]]):
         p.train("place%d" % i, "--steps", "6", *COSINE, *more)
         assert weights(p, "place%d" % i) == reference(p), more
     assert os.listdir(p.at("swap")) == []
+
+
+def test_activations_on_nvme_are_counted_and_named(p):
+    os.makedirs(p.at("swap-acts"), exist_ok=True)
+    out, _ = p.train("acts", "--steps", "3", "--activations", "keep:1,nvme", "--nvme", p.at("swap-acts"), "--params", "host",
+                     "--optimizer-state", "host", "--grads", "host", "--log", p.at("acts.jsonl"), "--trace", p.at("acts.json"))
+    assert "1 last blocks kept, the others offloaded to nvme" in out and "a step writes to NVMe" in out, out
+    steps = log(p.at("acts.jsonl"))
+    moved = steps[0]["bytes"]["nvme_write"]
+    assert moved > 0 and all(x["bytes"]["nvme_write"] == x["bytes"]["nvme_read"] == moved for x in steps), steps
+    names = {x["name"] for x in json.loads(read(p.at("acts.json")))["traceEvents"]}
+    assert any(x.startswith("act_out full 1.") for x in names) and any(x.startswith("act_in boundary") for x in names), names
+    assert os.listdir(p.at("swap-acts")) == []
 
 
 def test_simulated_run_replays_from_its_seed(p):
