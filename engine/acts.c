@@ -124,8 +124,9 @@ const char *acts_text(const struct eng_placement *pl, char *buf, size_t size)
     buf[0] = '\0';
     for (int p = 0; p < PLAN_ACT_N; p++) {
         if (pl->act_last[p] == 0 || at >= size) continue;
-        at += (size_t)snprintf(buf + at, size - at, at ? "%u before them %s, " : "%u last blocks %s, ",
-                               pl->act_last[p], name[p]);
+        const char *form = at ? "%u before them %s, "
+                           : pl->act_last[p] > 1 ? "%u last blocks %s, " : "%u last block %s, ";
+        at += (size_t)snprintf(buf + at, size - at, form, pl->act_last[p], name[p]);
     }
     if (at < size) snprintf(buf + at, size - at, "%s%s", at ? "the others " : "", name[pl->act]);
     return buf;

@@ -425,8 +425,8 @@ static stk_status keep_records(stk_engine *e, struct eng_placement *pl, const st
     return place_sum(e, pl, err);
 }
 
-/* `pl` with the last k blocks' activations kept, arenas at least, the other arenas as large as those of
- * `base`. */
+/* `base` with the last k blocks' activations kept, and what the slots of activations would like: below it
+ * plans are packed tightly, and the visits of a kept block would wait for more than recomputing takes. */
 static stk_status try_keep(stk_engine *e, const struct eng_placement *base, uint32_t k,
                            const struct limits *lim, bool *ok, struct stk_error *err)
 {
@@ -436,6 +436,7 @@ static stk_status try_keep(stk_engine *e, const struct eng_placement *base, uint
     STK_TRY(find_needs(e, &pl, &n, err));
     for (int a = 0; a < PLAN_ARENA_N; a++)
         if (n.least[a] > pl.arena_bytes[a]) pl.arena_bytes[a] = n.least[a];
+    pl.arena_bytes[PLAN_ARENA_ACT] = n.want[PLAN_ARENA_ACT];
     if (pl.arena_bytes[PLAN_ARENA_SAVE] > n.want[PLAN_ARENA_SAVE])
         pl.arena_bytes[PLAN_ARENA_SAVE] = n.want[PLAN_ARENA_SAVE];
     STK_TRY(place_sum(e, &pl, err));
@@ -445,8 +446,8 @@ static stk_status try_keep(stk_engine *e, const struct eng_placement *base, uint
 
 /* Not all activations can be kept: those of as many of the last blocks as the budgets hold beside what
  * the arenas would like. `n`: of `pl`, and becomes that of the mix. */
-static stk_status keep_blocks(stk_engine *e, struct eng_placement *pl, struct needs *n,
-                              const struct limits *lim, struct stk_error *err)
+static stk_status keep_blocks(stk_engine *e, struct eng_placement *pl, uint32_t halves,
+                              struct needs *n, const struct limits *lim, struct stk_error *err)
 {
     struct eng_placement base = *pl;
     STK_TRY(grow(e, &base, n->want, lim, err));
@@ -462,12 +463,13 @@ static stk_status keep_blocks(stk_engine *e, struct eng_placement *pl, struct ne
         if (ok) low = k;
         else high = k - 1;
     }
+    low = low * halves / 2;
     pl->act_last[PLAN_ACT_KEEP] = low;
     return low ? find_needs(e, pl, n, err) : STK_OK;
 }
 
 static stk_status try_placement(stk_engine *e, struct eng_placement *pl, const struct limits *lim,
-                                bool keep_some, bool *ok, struct stk_error *err)
+                                uint32_t keep_half, bool *ok, bool *tight, struct stk_error *err)
 {
     struct needs n;
     STK_TRY(find_needs(e, pl, &n, err));
@@ -477,8 +479,8 @@ static stk_status try_placement(stk_engine *e, struct eng_placement *pl, const s
     STK_TRY(place_sum(e, pl, err));
     *ok = fits(pl, lim);
     if (!*ok) return STK_OK;
-    if (keep_some) {
-        STK_TRY(keep_blocks(e, pl, &n, lim, err));
+    if (keep_half) {
+        STK_TRY(keep_blocks(e, pl, keep_half, &n, lim, err));
         for (int a = 0; a < PLAN_ARENA_N; a++)
             if (a != PLAN_ARENA_PARAM || e->cfg.params != STK_TIER_DEVICE)
                 pl->arena_bytes[a] = n.least[a];
@@ -493,6 +495,7 @@ static stk_status try_placement(stk_engine *e, struct eng_placement *pl, const s
     if (given && n.want[PLAN_ARENA_PARAM] < n.useful[PLAN_ARENA_PARAM])
         n.want[PLAN_ARENA_PARAM] = n.useful[PLAN_ARENA_PARAM];
     STK_TRY(grow(e, pl, n.want, lim, err));
+    *tight = pl->arena_bytes[PLAN_ARENA_ACT] < n.want[PLAN_ARENA_ACT];
     return keep_records(e, pl, lim, err);
 }
 
@@ -517,8 +520,9 @@ static bool allowed(stk_tier asked, enum chunk_home h)
 
 /* --- the choice ------------------------------------------------------------------------------- */
 
-#define ACT_TRIES 8
-struct act_try { uint8_t rest; bool keep_some; uint32_t last[PLAN_ACT_N]; };
+#define ACT_TRIES 20
+/* keep_half: of the last blocks that could be kept so many halves are */
+struct act_try { uint8_t rest; uint32_t keep_half, last[PLAN_ACT_N]; };
 
 /* The rates of the machine that the run is for, as far as they are known already. False: not at all. */
 static bool predicted(stk_engine *e, const struct eng_placement *pl, double *step_s)
@@ -563,14 +567,20 @@ static uint32_t act_tries(const stk_engine *e, struct act_try *t, uint32_t *firs
         if ((mix && (p < lowest || p == PLAN_ACT_KEEP)) || (p == PLAN_ACT_HOST && !discrete) ||
             (p == PLAN_ACT_NVME && (!has_store(e) || c->own_order || c->adopt)))
             continue;
-        t[n] = (struct act_try){ .rest = (uint8_t)p, .keep_some = !mix && p != PLAN_ACT_KEEP };
-        memcpy(t[n++].last, last, sizeof last);
-        /* the link is busy with the one, compute with the other */
-        for (uint32_t k = 1; !mix && p == PLAN_ACT_HOST && k < 4; k++) {
-            t[n] = (struct act_try){ .rest = (uint8_t)p, .keep_some = true };
-            t[n++].last[PLAN_ACT_RECOMPUTE] = acts_positions(e) * k / 4;
+        if (mix || p == PLAN_ACT_KEEP || p == PLAN_ACT_NVME) {
+            t[n] = (struct act_try){ .rest = (uint8_t)p, .keep_half = mix || p == PLAN_ACT_KEEP ? 0 : 2 };
+            memcpy(t[n++].last, last, sizeof last);
+            continue;
         }
+        /* kept blocks take the room of others' parameters; the link is busy with what is offloaded, and
+         * compute with what is recomputed: mixes of both */
+        for (uint32_t k = 0; k < (p == PLAN_ACT_HOST ? 4u : 1u); k++)
+            for (uint32_t half = 3; half-- > 0;) {
+                t[n] = (struct act_try){ .rest = (uint8_t)p, .keep_half = half };
+                t[n++].last[PLAN_ACT_RECOMPUTE] = acts_positions(e) * k / 4;
+            }
     }
+    STK_ASSERT(n <= ACT_TRIES);
     return n;
 }
 
@@ -586,20 +596,20 @@ static stk_status choose_acts(stk_engine *e, const struct eng_placement *homes, 
     if (!late) n = first;
     for (uint32_t k = late ? first : 0; k < n; k++) {
         struct eng_placement pl = *homes;
-        bool fit = false;
+        bool fit = false, tight = false;
         double s = 0;
         pl.act = (enum plan_act)t[k].rest;
         memcpy(pl.act_last, t[k].last, sizeof pl.act_last);
         if (acts_on_nvme(&pl) && !has_store(e)) continue;
         if (*ok && best_s <= 0) break; /* nothing to compare by */
         pl.update = update_mode_choose(e, &pl);
-        STK_TRY(try_placement(e, &pl, lim, t[k].keep_some, &fit, &e->err));
+        STK_TRY(try_placement(e, &pl, lim, t[k].keep_half, &fit, &tight, &e->err));
         *any = true;
         if (!*ok && !fit) *out = pl;
         if (!fit) continue;
-        bool keeps = t[k].rest == PLAN_ACT_KEEP; /* nothing is faster */
+        bool keeps = t[k].rest == PLAN_ACT_KEEP && !tight; /* nothing is faster */
         bool known = !keeps && (*ok || k + 1 < n) && predicted(e, &pl, &s);
-        if (*ok && !(known && s < 0.99 * best_s)) continue;
+        if (*ok && !(known && s < 0.995 * best_s)) continue;
         *out = pl;
         best_s = known ? s : 0;
         *ok = true;

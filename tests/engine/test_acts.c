@@ -44,7 +44,8 @@ TEST(acts_bytes_on_nvme_are_counted)
             CHECK(stk_drive_info(t.e, 0, &drive) && drive.step_write_bytes == all &&
                   drive.write_bytes == 4 * n * ACT_ROOM);
             CHECK(note_with(t.e, "a step writes to NVMe", "activations"));
-            CHECK(note_with(t.e, "placement", keep ? "last blocks kept, the others offloaded to nvme"
+            CHECK(note_with(t.e, "placement", keep > 1    ? "2 last blocks kept, the others offloaded to nvme"
+                                           : keep == 1 ? "1 last block kept, the others offloaded to nvme"
                                                    : "activations offloaded to nvme"));
             RUN(&t, toy_hash(&t, &hash));
             if (!want_hash) want_hash = hash;

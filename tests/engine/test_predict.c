@@ -267,7 +267,7 @@ static void tell_costs(struct toy *t)
 }
 
 struct variant { stk_tier params, opt, grads; uint32_t micros, prefetch; stk_update update;
-    stk_accumulate accumulate; bool shared; uint64_t device_memory;
+    stk_accumulate accumulate; bool shared; uint64_t device_memory; stk_act act; uint32_t keep;
 };
 
 static const struct variant variants[] = {
@@ -280,6 +280,11 @@ static const struct variant variants[] = {
     { STK_TIER_HOST, STK_TIER_NVME, STK_TIER_NVME, 2, 2, STK_UPDATE_SERIAL, 0, true, 0 },
     { STK_TIER_NVME, STK_TIER_NVME, STK_TIER_NVME, 2, 2, STK_UPDATE_CHASE, 0, false, 0 },
     { STK_TIER_NVME, STK_TIER_NVME, STK_TIER_NVME, 1, 0, STK_UPDATE_CHASE, 0, true, 0 },
+    { STK_TIER_HOST, STK_TIER_HOST, STK_TIER_HOST, 3, 2, STK_UPDATE_CHASE, 0, false, 0, STK_ACT_NVME, 0 },
+    { STK_TIER_NVME, STK_TIER_NVME, STK_TIER_NVME, 2, 1, STK_UPDATE_CHASE, 0, true, 0, STK_ACT_NVME, 2 },
+    { STK_TIER_HOST, STK_TIER_HOST, STK_TIER_HOST, 3, 2, STK_UPDATE_CHASE, 0, false, 0, STK_ACT_HOST, 1 },
+    { STK_TIER_HOST, STK_TIER_HOST, STK_TIER_HOST, 3, 2, STK_UPDATE_CHASE, 0, false, 0,
+      STK_ACT_RECOMPUTE, 3 },
 };
 
 static void against_sim(const struct variant *v, uint32_t index)
@@ -304,6 +309,8 @@ static void against_sim(const struct variant *v, uint32_t index)
     t.cfg.prefetch = v->prefetch;
     t.cfg.update = v->update;
     t.cfg.accumulate = v->accumulate;
+    t.cfg.activations = v->act;
+    t.cfg.activations_last[STK_ACT_KEEP] = v->keep;
     t.cfg.stall_ns = 20ull * 1000000000u;
     RUN(&t, toy_open(&t));
     tell_costs(&t);

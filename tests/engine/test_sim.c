@@ -5,7 +5,8 @@
  * order of everything, the faults (read and write errors, short transfers, flipped and rotten bits,
  * misdirected and lost writes, lost and late completions, reordering, full disk), and the variant:
  * device, prefetch, order of accumulation, update mode, one to four drives of their own speed and
- * weight, whether activations go to NVMe (of all layers, or of all but the last), whether every step is made durable, and whether a checkpoint is written beside steps 2 and
+ * weight, whether activations go to NVMe (of all layers, or of all but the last), whether every step
+ * is made durable, and whether a checkpoint is written beside steps 2 and
  * 3, which then must be the reference's to the byte or fail by itself. The norm of the last step binds,
  * and only just, so that what was speculated in its backward is taken back. A failing seed prints a line
  * that runs it alone:

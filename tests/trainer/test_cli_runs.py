@@ -97,7 +97,7 @@ def test_activations_on_nvme_are_counted_and_named(p):
     os.makedirs(p.at("swap-acts"), exist_ok=True)
     out, _ = p.train("acts", "--steps", "3", "--activations", "keep:1,nvme", "--nvme", p.at("swap-acts"), "--params", "host",
                      "--optimizer-state", "host", "--grads", "host", "--log", p.at("acts.jsonl"), "--trace", p.at("acts.json"))
-    assert "1 last blocks kept, the others offloaded to nvme" in out and "a step writes to NVMe" in out, out
+    assert "1 last block kept, the others offloaded to nvme" in out and "a step writes to NVMe" in out, out
     steps = log(p.at("acts.jsonl"))
     moved = steps[0]["bytes"]["nvme_write"]
     assert moved > 0 and all(x["bytes"]["nvme_write"] == x["bytes"]["nvme_read"] == moved for x in steps), steps
