@@ -22,6 +22,7 @@ static stk_status toy_run(const char **text)
     toy_init(&t, 1, 1);
     t.rows = 2;
     t.cfg.poison = false;
+    t.cfg.activations = STK_ACT_NVME;
     stk_status st = world_start(&t, WORLD_NVME);
     if (st == STK_OK) st = world_steps(&t, 5, 1e-3);
     if (st == STK_OK) st = stk_save(t.e, world_dir("faults-save"), NULL, 1);

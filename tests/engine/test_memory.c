@@ -116,11 +116,13 @@ static uint64_t planned(const stk_engine *e)
 
 /* --- the table -------------------------------------------------------------------------------- */
 
-static void table_agrees(stk_tier params, stk_tier opt, stk_tier grads, stk_device_kind device)
+static void table_agrees(stk_tier params, stk_tier opt, stk_tier grads, stk_device_kind device,
+                         stk_act act)
 {
     struct big b;
     big_init(&b, params, opt, grads);
     b.cfg.device = device;
+    b.cfg.activations = act;
     RUN(&b, big_describe(&b));
     reset_peak();
     uint64_t before = mem_resident_bytes();
@@ -139,10 +141,13 @@ static void table_agrees(stk_tier params, stk_tier opt, stk_tier grads, stk_devi
 TEST(mem_13_the_table_agrees_with_the_process)
 {
     NEEDS_PLAIN_MEMORY();
-    table_agrees(STK_TIER_HOST, STK_TIER_HOST, STK_TIER_HOST, STK_DEVICE_HOST);
-    table_agrees(STK_TIER_HOST, STK_TIER_NVME, STK_TIER_HOST, STK_DEVICE_HOST);
-    table_agrees(STK_TIER_NVME, STK_TIER_NVME, STK_TIER_NVME, STK_DEVICE_HOST);
-    table_agrees(STK_TIER_NVME, STK_TIER_NVME, STK_TIER_NVME, STK_DEVICE_HOST_DISCRETE);
+    table_agrees(STK_TIER_HOST, STK_TIER_HOST, STK_TIER_HOST, STK_DEVICE_HOST, STK_ACT_RECOMPUTE);
+    table_agrees(STK_TIER_HOST, STK_TIER_NVME, STK_TIER_HOST, STK_DEVICE_HOST, STK_ACT_RECOMPUTE);
+    table_agrees(STK_TIER_NVME, STK_TIER_NVME, STK_TIER_NVME, STK_DEVICE_HOST, STK_ACT_RECOMPUTE);
+    table_agrees(STK_TIER_NVME, STK_TIER_NVME, STK_TIER_NVME, STK_DEVICE_HOST_DISCRETE,
+                 STK_ACT_RECOMPUTE);
+    table_agrees(STK_TIER_HOST, STK_TIER_HOST, STK_TIER_HOST, STK_DEVICE_HOST, STK_ACT_NVME);
+    table_agrees(STK_TIER_NVME, STK_TIER_NVME, STK_TIER_NVME, STK_DEVICE_HOST_DISCRETE, STK_ACT_NVME);
 }
 
 TEST(mem_13_a_dry_seal_shows_the_same_table)
