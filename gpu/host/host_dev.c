@@ -141,7 +141,7 @@ static void host_fill_numerics(struct host_dev *h)
              "host;isa=%s;matmul=%s;threads=%u;onednn=%d.%d.%d/%s;tiles=%d%s",
              cpu_isa_name(h->ctx.isa), h->ctx.bf16_products ? "bf16" : "f32", h->ctx.threads,
              v->major, v->minor, v->patch, host_matmul_isa(), HOST_TILES_VERSION,
-             h->ctx.amx ? ";attention=amx" : "");
+             h->ctx.amx ? ";attention=amx;products=amx" : "");
 }
 
 static void host_close(struct dev *d)

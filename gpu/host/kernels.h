@@ -14,7 +14,8 @@ struct host_ctx {
     uint32_t threads;
     enum cpu_isa isa;
     bool bf16_products; /* DEV_MATMUL_BF16 */
-    bool amx;           /* attention in bf16 on AMX tiles where it fits: part of the numerics key */
+    bool amx;           /* attention and products in bf16 on AMX tiles where they fit: part of the
+                         * numerics key */
 };
 
 /* How the library wants the right operand of a product: blocks of k_block rows and n_block columns
@@ -38,6 +39,23 @@ struct host_pack {
     void *dst;
 };
 void host_pack(const struct host_ctx *c, const struct host_pack *a);
+/* The layout that host_gemm takes. */
+#define HOST_GEMM_LAYOUT ((struct host_layout){ 32, 32 })
+/* C[m][n] = A B, of bf16 with fp32 sums on AMX tiles (kernels/product_amx.c); only with ctx->amx, k a
+ * multiple of 32. The same bits for any thread count. */
+struct host_gemm {
+    uint64_t m, n, k, lda, ldc;
+    const uint16_t *a; /* rows of k */
+    const void *b;     /* packed, HOST_GEMM_LAYOUT */
+    void *c;
+    enum ops_dtype ct; /* f32 or bf16 */
+    bool add;          /* C = C + A B (f32) */
+};
+static inline bool host_gemm_fits(const struct host_ctx *c, uint64_t k)
+{
+    return c->amx && k > 0 && k % 32 == 0;
+}
+void host_gemm(const struct host_ctx *c, const struct host_gemm *g);
 /* dst[col][row] = src[row][col], changed to type `to` (f32 or bf16). */
 struct host_transpose {
     uint64_t rows, cols, ld, dst_ld;

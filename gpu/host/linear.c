@@ -50,22 +50,36 @@ void *host_take(struct host_job *j, uint64_t size_bytes)
     return (uint8_t *)j->scratch.base + start;
 }
 
+static stk_status job_product_run(struct host_job *j, const struct host_product *p, const void *a,
+                                  const void *b, void *c)
+{
+    if (p->own) {
+        const struct host_gemm g = {
+            .m = p->m, .n = p->n, .k = p->k, .lda = p->lda, .ldc = p->ldc,
+            .a = a, .b = b, .c = c, .ct = (enum ops_dtype)p->dst, .add = p->add
+        };
+        host_gemm(&j->h->ctx, &g);
+        return STK_OK;
+    }
+    uint8_t *pad = j->scratch.base ? (uint8_t *)j->scratch.base + j->used_bytes : NULL;
+    uint64_t left = j->scratch.base && j->scratch.size_bytes > j->used_bytes
+                        ? j->scratch.size_bytes - j->used_bytes
+                        : 0;
+    return host_matmul_run(j->h->matmul, p, a, b, c, pad, left, j->err);
+}
+
 void host_job_product(struct host_job *j, const struct host_product *p, const void *a,
                       const void *b, void *c)
 {
-    if (j->st != STK_OK) return;
+    if (j->st != STK_OK || (j->dry && p->own)) return;
     if (j->dry) {
         uint64_t pad = 0;
         j->st = host_matmul_prepare(j->h->matmul, p, &pad, j->err);
         if (pad > j->pad_bytes) j->pad_bytes = pad;
         return;
     }
-    uint8_t *pad = j->scratch.base ? (uint8_t *)j->scratch.base + j->used_bytes : NULL;
-    uint64_t left = j->scratch.base && j->scratch.size_bytes > j->used_bytes
-                        ? j->scratch.size_bytes - j->used_bytes
-                        : 0;
     uint64_t start_ns = exec_now_ns(j->h->base.ex);
-    j->st = host_matmul_run(j->h->matmul, p, a, b, c, pad, left, j->err);
+    j->st = job_product_run(j, p, a, b, c);
     uint64_t ns = exec_now_ns(j->h->base.ex) - start_ns;
     j->product_ns += ns;
     host_count(j->h, HOST_WORK_PRODUCT, ns, 2.0 * (double)p->m * (double)p->n * (double)p->k,

@@ -26,6 +26,12 @@ void host_right_plan(struct host_job *j, struct host_right *r, struct host_produ
     packed.packed = 1;
     packed.ldb = packed.tb = 0;
     r->layout = (struct host_layout){ 0, 0 };
+    if (packed.src == OPS_BF16 && !packed.ta && host_gemm_fits(&j->h->ctx, packed.k)) {
+        packed.own = 1;
+        r->layout = HOST_GEMM_LAYOUT;
+        *p = packed;
+        return;
+    }
     if (j->st == STK_OK && j->dry) {
         uint64_t pad = 0;
         j->st = host_matmul_prepare(j->h->matmul, &packed, &pad, j->err);

@@ -50,6 +50,7 @@ struct kern_table {
 uint64_t kern_amx_floats(const struct ops_attention *a, bool backward);
 void kern_attention_forward_amx(const struct host_ctx *c, const struct ops_attention *a);
 void kern_attention_backward_amx(const struct host_ctx *c, const struct ops_attention *a);
+void kern_gemm_amx(const struct host_ctx *c, const struct host_gemm *g); /* product_amx.c */
 extern const bool kern_amx_built; /* this compiler knows AMX */
 
 KERN_DECLARE(scalar)

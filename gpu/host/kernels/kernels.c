@@ -38,6 +38,12 @@ void host_transpose(const struct host_ctx *c, const struct host_transpose *a)
     table_of(c)->transpose(c, a);
 }
 
+void host_gemm(const struct host_ctx *c, const struct host_gemm *g)
+{
+    STK_ASSERT(host_gemm_fits(c, g->k) && (!g->add || g->ct == OPS_F32));
+    kern_gemm_amx(c, g);
+}
+
 void host_embed_forward(const struct host_ctx *c, const struct ops_embed *a)
 {
     table_of(c)->embed_forward(c, a);

@@ -1,0 +1,252 @@
+/* gpu/host/kernels/product_amx.c - matrix products of bf16 on the tile unit of AMX (Intel SDM volume 1,
+ * chapter 18; TDPBF16PS): fp32 sums over the whole inner dimension, in order.
+ *
+ * Owns: C = A B and C = C + A B, A in rows as it lies, B packed by pack_isa.c in blocks of 32 x 32. Each
+ * element of C is one chain of sums over k from 0 on (chains of at most PASS_K where C is f32), to
+ * which C is added last: no bit depends on blocking, threads or the other extents. Must not know: what
+ * is multiplied. Runs on a stream's lane with a team of c->threads; the tile registers are configured
+ * at the start of a team and given back at its end.
+ *
+ * BLOCKING. A thread takes a range of rows or of columns of C. For a block of rows of A (in the second
+ * cache) it walks panels of 32 columns of B, in pieces of K_PIECE rows (in the first cache), and over
+ * each piece all rows of the block, 32 at a time: four tiles of C, two of A, two of B. Sums between two
+ * pieces wait in `part`. What comes next (of B, A and C) is fetched ahead, and a finished square goes to C
+ * while the next one is computed. */
+#include "gpu/host/kernels/kern.h"
+#include "gpu/host/kernels/vec.h"
+
+#include <omp.h>
+
+enum {
+    SQUARE = 32,
+    K_STEP = 32,
+    K_PIECE = 1024,
+    PASS_K = 1024,
+    ROWS_MAX = 512,
+    BLOCK_BYTES = 512 << 10,
+    PIECE_BYTES = K_STEP * SQUARE * 2 /* of B, a step */
+};
+
+struct tile_config {
+    uint8_t palette, start_row, zero[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+};
+
+/* gcc's tile intrinsics do not say which memory they read and write. */
+#define MEMORY_BARRIER() __asm__ volatile("" ::: "memory")
+
+/* Tiles 0..3 hold C, 4 and 5 A, 6 and 7 B; for squares of fewer rows, fewer of C and A (1 at least). */
+static void tiles_open(uint64_t rows)
+{
+    uint8_t low = rows < 16 ? (uint8_t)rows : 16, high = rows > 16 ? (uint8_t)(rows - 16) : 1;
+    struct tile_config c = { .palette = 1 };
+    for (int i = 0; i < 8; i++) c.row_bytes[i] = 64, c.rows[i] = 16;
+    c.rows[0] = c.rows[1] = c.rows[4] = low;
+    c.rows[2] = c.rows[3] = c.rows[5] = high;
+    __asm__ volatile("" ::"r"(&c) : "memory");
+    _tile_loadconfig(&c);
+}
+
+/* A finished square on its way to C. */
+struct square {
+    float sum[SQUARE * SQUARE] __attribute__((aligned(64)));
+    void *c;
+    uint64_t rows, cols;
+    bool add;
+};
+
+struct walk {
+    const struct host_gemm *g;
+    struct square square[2];
+    uint64_t now;                  /* of the two: being computed; the other waits for its way out */
+    uint64_t k0, k;                /* of this pass */
+    float part[ROWS_MAX * SQUARE] __attribute__((aligned(64)));
+};
+
+VEC_INLINE void row_out(const struct host_gemm *g, const struct square *s, uint64_t r)
+{
+    const __mmask16 lo = s->cols >= 16 ? 0xffff : (__mmask16)((1u << s->cols) - 1),
+                    hi = s->cols >= 32   ? 0xffff
+                         : s->cols <= 16 ? 0
+                                         : (__mmask16)((1u << (s->cols - 16)) - 1);
+    __m512 x = _mm512_load_ps(s->sum + r * SQUARE), y = _mm512_load_ps(s->sum + r * SQUARE + 16);
+    if (g->ct == OPS_BF16) {
+        uint16_t *c = (uint16_t *)s->c + r * g->ldc;
+        _mm512_mask_storeu_epi16(c, ((__mmask32)hi << 16) | lo, (__m512i)_mm512_cvtne2ps_pbh(y, x));
+        return;
+    }
+    float *c = (float *)s->c + r * g->ldc;
+    if (s->add) {
+        x = _mm512_add_ps(_mm512_maskz_loadu_ps(lo, c), x);
+        y = _mm512_add_ps(_mm512_maskz_loadu_ps(hi, c + 16), y);
+    }
+    _mm512_mask_storeu_ps(c, lo, x);
+    _mm512_mask_storeu_ps(c + 16, hi, y);
+}
+
+static void square_out(const struct host_gemm *g, struct square *s)
+{
+    MEMORY_BARRIER();
+    for (uint64_t r = 0; r < s->rows; r++) row_out(g, s, r);
+    s->rows = 0;
+}
+
+/* One square over one piece of k. */
+struct step {
+    const char *a, *b;
+    uint64_t a_bytes, k_steps, rows;
+    const float *from;             /* sums so far; NULL: none */
+    float *to;
+    const char *next_a, *next_b;   /* fetched: one and b_lines lines a step */
+    uint64_t b_lines;
+    char *c;                       /* fetched to be written; NULL: not yet */
+    uint64_t c_bytes;
+};
+
+VEC_INLINE void fetch(const struct step *s, uint64_t k)
+{
+    for (uint64_t i = 0; i < s->b_lines; i++)
+        _mm_prefetch(s->next_b + (k * s->b_lines + i) * 64, _MM_HINT_T1);
+    _mm_prefetch(s->next_a + k * 64, _MM_HINT_T1);
+}
+
+static __attribute__((noinline)) void step_run(struct walk *w, const struct step *s)
+{
+    const struct host_gemm *g = w->g;
+    struct square *out = &w->square[w->now ^ 1];
+    const uint64_t as = s->a_bytes, per = (SQUARE + s->k_steps - 1) / s->k_steps;
+    const char *a = s->a, *a2 = s->rows > 16 ? a + 16 * as : a, *b = s->b;
+    char *c = s->c;
+    uint64_t done = 0, c_rows = c ? s->rows : 0;
+    MEMORY_BARRIER();
+    if (s->from) {
+        _tile_loadd(0, s->from, SQUARE * 4);
+        _tile_loadd(1, s->from + 16, SQUARE * 4);
+        _tile_loadd(2, s->from + 16 * SQUARE, SQUARE * 4);
+        _tile_loadd(3, s->from + 16 * SQUARE + 16, SQUARE * 4);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (uint64_t k = 0; k < s->k_steps; k++, a += 64, a2 += 64, b += PIECE_BYTES) {
+        _tile_loadd(4, a, as);
+        _tile_loadd(6, b, SQUARE * 4);
+        _tile_loadd(7, b + 64, SQUARE * 4);
+        _tile_loadd(5, a2, as);
+        fetch(s, k);
+        for (uint64_t i = 0; i < per && c_rows; i++, c_rows--, c += g->ldc * ops_dtype_bytes(g->ct)) {
+            __builtin_prefetch(c, 1);
+            if (s->c_bytes > 64) __builtin_prefetch(c + 64, 1);
+        }
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+        for (uint64_t i = 0; i < per && done < out->rows; i++, done++) row_out(g, out, done);
+    }
+    out->rows = 0;
+    _tile_stored(0, s->to, SQUARE * 4);
+    _tile_stored(1, s->to + 16, SQUARE * 4);
+    _tile_stored(2, s->to + 16 * SQUARE, SQUARE * 4);
+    _tile_stored(3, s->to + 16 * SQUARE + 16, SQUARE * 4);
+    MEMORY_BARRIER();
+}
+
+/* Rows m0..m1 by the panel of columns at n0, over one piece of k. */
+static void piece_run(struct walk *w, uint64_t m0, uint64_t m1, uint64_t n0, uint64_t at,
+                      uint64_t len, const char *next_a, uint64_t m_end)
+{
+    const struct host_gemm *g = w->g;
+    const uint64_t panel = g->k / K_STEP * PIECE_BYTES, k = w->k0 + at;
+    const uint64_t squares = (m1 - m0 + SQUARE - 1) / SQUARE;
+    const bool first = at == 0, last = at + len == w->k;
+    const char *b = (const char *)g->b + n0 / SQUARE * panel + k / K_STEP * PIECE_BYTES;
+    const char *next = last ? b + panel - (w->k - len) / K_STEP * PIECE_BYTES
+                            : b + len / K_STEP * PIECE_BYTES;
+    const uint64_t lines = PIECE_BYTES / 64, each = (lines + squares - 1) / squares;
+    for (uint64_t i = m0, n = 0; i < m1; i += SQUARE, n++) {
+        struct square *sq = &w->square[w->now];
+        float *part = w->part + (i - m0) * SQUARE;
+        const uint64_t rows = m1 - i < SQUARE ? m1 - i : SQUARE;
+        const uint64_t c_elem = i * g->ldc + n0, elem = ops_dtype_bytes(g->ct);
+        struct step s = {
+            .a = (const char *)(g->a + i * g->lda + k),
+            .a_bytes = g->lda * 2,
+            .b = b,
+            .k_steps = len / K_STEP,
+            .rows = rows,
+            .from = first ? NULL : part,
+            .to = last ? sq->sum : part,
+            .next_a = next_a + (m_end > i ? (i - m0) * g->lda * 2 + at * 2 : 0),
+            .next_b = next + n * each * (len / K_STEP) * 64,
+            .b_lines = each,
+            .c = last ? (char *)g->c + c_elem * elem : NULL,
+            .c_bytes = SQUARE * elem,
+        };
+        if (rows < SQUARE) tiles_open(rows);
+        step_run(w, &s);
+        if (rows < SQUARE) tiles_open(SQUARE);
+        if (!last) continue;
+        sq->c = (char *)g->c + c_elem * elem;
+        sq->rows = rows;
+        sq->cols = g->n - n0 < SQUARE ? g->n - n0 : SQUARE;
+        sq->add = g->add || w->k0 > 0;
+        w->now ^= 1;
+    }
+}
+
+/* Rows m0..m1 by columns n0..n1, over one pass of k. */
+static void pass_run(struct walk *w, uint64_t m0, uint64_t m1, uint64_t n0, uint64_t n1)
+{
+    const struct host_gemm *g = w->g;
+    uint64_t most = (uint64_t)BLOCK_BYTES / 2 / w->k / SQUARE * SQUARE;
+    if (most < 4 * SQUARE) most = 4 * SQUARE;
+    if (most > ROWS_MAX) most = ROWS_MAX;
+    const uint64_t blocks = (m1 - m0 + most - 1) / most;
+    const uint64_t each = ((m1 - m0 + blocks - 1) / blocks + SQUARE - 1) / SQUARE * SQUARE;
+    for (uint64_t m = m0; m < m1; m += each) {
+        const uint64_t end = m + each < m1 ? m + each : m1;
+        for (uint64_t n = n0; n < n1; n += SQUARE)
+            for (uint64_t at = 0; at < w->k; at += K_PIECE) {
+                const uint64_t len = w->k - at < K_PIECE ? w->k - at : K_PIECE;
+                const char *next = (const char *)(g->a + end * g->lda + w->k0) +
+                                   (n - n0) / SQUARE % SQUARE * g->lda * 2;
+                piece_run(w, m, end, n, at, len, end < m1 ? next : (const char *)g->a, m1);
+            }
+    }
+}
+
+static uint64_t share_of(uint64_t total, uint64_t squares, uint64_t i, uint64_t n)
+{
+    uint64_t at = squares * i / n * SQUARE;
+    return at < total ? at : total;
+}
+
+void kern_gemm_amx(const struct host_ctx *c, const struct host_gemm *g)
+{
+    const uint64_t rows = (g->m + SQUARE - 1) / SQUARE, cols = (g->n + SQUARE - 1) / SQUARE;
+    const bool by_rows = rows >= cols || rows >= 8 * (uint64_t)c->threads;
+    const uint64_t pass = g->ct == OPS_F32 ? PASS_K : g->k;
+#pragma omp parallel num_threads((int)c->threads)
+    {
+        struct walk w; /* large: what is read before it is written is set here */
+        const uint64_t i = (uint64_t)omp_get_thread_num(), n = (uint64_t)omp_get_num_threads();
+        const uint64_t m0 = by_rows ? share_of(g->m, rows, i, n) : 0,
+                       m1 = by_rows ? share_of(g->m, rows, i + 1, n) : g->m,
+                       n0 = by_rows ? 0 : share_of(g->n, cols, i, n),
+                       n1 = by_rows ? g->n : share_of(g->n, cols, i + 1, n);
+        w.g = g;
+        w.now = 0;
+        w.square[0].rows = w.square[1].rows = 0;
+        tiles_open(SQUARE);
+        for (w.k0 = 0; w.k0 < g->k && m0 < m1; w.k0 += w.k) {
+            w.k = g->k - w.k0 < pass ? g->k - w.k0 : pass;
+            pass_run(&w, m0, m1, n0, n1);
+            square_out(g, &w.square[w.now ^ 1]);
+        }
+        _tile_release();
+    }
+}
