@@ -37,6 +37,7 @@ struct predict_in {
                                       * state */
     bool norm_fails;                 /* speculate: the norm binds in every step, so that nothing is
                                       * tried; else it never does */
+    bool overwrite_grads;            /* of the engine's configuration */
     uint32_t compute_threads, update_threads; /* 0: all cores */
     const uint8_t *drive_of;         /* drive of each chunk and state, chunk * CHUNK_STATE_N + state,
                                       * then of each activation (plan_act_number); NULL: all on the first */

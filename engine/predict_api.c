@@ -129,6 +129,7 @@ stk_status predict_plan(stk_engine *e, const stk_machine *asked, const struct pl
                                  .cost = cost,
                                  .parts = PLAN_RUN_UPDATE | PLAN_RUN_VISITS,
                                  .norm_fails = norm_fails,
+                                 .overwrite_grads = e->cfg.overwrite_grads,
                                  .compute_threads = m.on_host ? e->caps.compute_threads : 0,
                                  .update_threads = m.on_host ? e->cfg.update_threads : 0,
                                  .drive_of = drives };

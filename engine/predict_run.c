@@ -231,7 +231,7 @@ static void visit_work(const struct predicted *r, const struct plan_node *n, str
     else
         w->ns = (double)m->launch_ns + v->flops / m->flops_per_s * 1e9;
     if (v->dir == PLAN_BACKWARD && v->first_of_block && v->acc_slot != PLAN_NO &&
-        m->device_bytes_per_s > 0)
+        !r->in->overwrite_grads && m->device_bytes_per_s > 0)
         w->ns += (double)m->launch_ns + ns_of((double)b->acc_bytes, m->device_bytes_per_s);
     if (m->on_host) use(w, PREDICT_CORES, threads(m, r->in->compute_threads));
 }

@@ -93,6 +93,7 @@ void step_fill_visit(stk_engine *e, const struct plan *p, uint32_t index, stk_vi
     if (backward) v->grad = own_accumulator(e, pv->block);
     if (backward && !v->grad && pv->acc_slot != PLAN_NO)
         v->grad = (float *)(void *)eng_slot(e, p, pv->acc_slot, 0);
+    v->overwrite = v->grad && v->first_of_block && e->cfg.overwrite_grads && !e->cfg.own_order;
     if (pv->in_slot != PLAN_NO) v->in = eng_slot(e, p, pv->in_slot, 0);
     if (pv->out_slot != PLAN_NO) v->out = eng_slot(e, p, pv->out_slot, 0);
     if (pv->full_slot != PLAN_NO) v->full = eng_slot(e, p, pv->full_slot, 0);
@@ -114,6 +115,24 @@ stk_status step_wait_visit(stk_engine *e, uint32_t index)
     return STK_OK;
 }
 
+/* What no visit writes: all of the block's vector, or with `overwrite` only what lies between its
+ * tensors. Casts and the update read it as a part of their chunks. */
+static stk_status clear_accumulator(stk_engine *e, const stk_visit *v)
+{
+    const struct stk_block *b = &e->layout->blocks[v->block];
+    uint64_t at = 0;
+    if (!v->overwrite) return dev_zero(e->compute, v->grad, b->elems_trainable * 4, &e->err);
+    for (uint32_t i = 0; i <= b->n_tensors; i++) {
+        const struct stk_tensor *t = &e->layout->tensors[b->first_tensor + i];
+        const bool end = i == b->n_tensors || t->frozen;
+        const uint64_t next = end ? b->elems_trainable : t->first_elem;
+        if (next > at) STK_TRY(dev_zero(e->compute, v->grad + at, (next - at) * 4, &e->err));
+        if (end) break;
+        at = t->first_elem + t->n_elems;
+    }
+    return STK_OK;
+}
+
 stk_status stk_next(stk_engine *e, stk_visit *v)
 {
     stk_error_clear(&e->err);
@@ -129,11 +148,7 @@ stk_status stk_next(stk_engine *e, stk_visit *v)
     e->asked = index + 1;
     const struct plan *p = e->run.plan;
     step_fill_visit(e, p, index, v);
-    if (v->grad && v->first_of_block) {
-        uint64_t bytes = e->layout->blocks[v->block].elems_trainable * 4;
-        STK_TRY(dev_zero(e->compute, v->grad, bytes, &e->err));
-    }
-    return STK_OK;
+    return v->grad && v->first_of_block ? clear_accumulator(e, v) : STK_OK;
 }
 
 /* Engine lane: the stream has passed the visit's end. */

@@ -195,6 +195,8 @@ typedef struct stk_config {
                                    * AUTO */
     uint64_t trace_bytes;         /* host memory for what happened last (40 bytes a node of the plan),
                                    * for stk_trace_write; 0: nothing is kept */
+    bool overwrite_grads;         /* this client looks at stk_visit.overwrite: accumulators are not zeroed
+                                   * for it. Own order: not used */
     const struct stk_machine *machine; /* plan for this machine instead of the one at hand: its
                                    * memories are the budgets (device_memory and host_memory make them
                                    * smaller), its drives the folders unless some are named. `device`
@@ -324,9 +326,13 @@ typedef struct stk_visit {
     bool eval;                    /* no backward will follow */
     bool recompute;               /* backward: fill `full` from `in` first */
     bool first_of_block, last_of_block; /* of this pass and direction */
+    bool overwrite;               /* backward, config.overwrite_grads only: `grad` holds anything; this
+                                   * visit must write every element of every trainable tensor in it
+                                   * (what has no gradient: 0) instead of adding */
     const void *param;            /* the block's 16-bit vector; tensor k begins at stk_tensor_offset
                                    * elements */
-    float *grad;                  /* backward: fp32 accumulator, same offsets; add to it. NULL:
+    float *grad;                  /* backward: fp32 accumulator, same offsets; add to it (`overwrite`:
+                                   * write it). NULL:
                                    * nothing trainable */
     const void *in;               /* boundary activation, NULL at a position without */
     void *out;                    /* forward: the next position's boundary; NULL at the last */

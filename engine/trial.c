@@ -180,6 +180,7 @@ static void fill_dry(stk_engine *e, const struct eng_trial *t, uint32_t index, s
                       .stream = e->compute,
                       .loss_scale = 1 };
     if (backward && pv->acc_slot != PLAN_NO) v->grad = (float *)(void *)(t->device + copy + at.acc);
+    v->overwrite = v->grad && v->first_of_block && e->cfg.overwrite_grads;
     if (pv->in_slot != PLAN_NO) v->in = t->device + at.in;
     if (pv->out_slot != PLAN_NO) v->out = t->device + at.out;
     if (pv->full_slot != PLAN_NO) v->full = t->device + at.full;

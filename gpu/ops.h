@@ -57,6 +57,8 @@ struct ops_linear {
     const void *dy;    /* backward [rows, out] at */
     void *dx;          /* backward data [rows, in] at; */
     float *dw, *dbias; /* accumulators [out, in], [out]; NULL: not wanted (frozen) */
+    bool overwrite;    /* dw and dbias hold anything: written, not added to (the sums that adding to
+                        * zeros gives, but for the sign of a zero) */
     struct ops_scratch scratch;
 };
 /* x, w, bias -> y */
@@ -103,6 +105,7 @@ struct ops_rmsnorm {
     void *dx;           /* layout of x */
     bool add;           /* dx = dx + ... (the residual's gradient is there already) */
     float *dw;          /* [cols] +=, sum over rows in a fixed order; NULL: frozen */
+    bool overwrite;     /* of dw, as in ops_linear */
     struct ops_scratch scratch;
 };
 stk_status ops_rmsnorm_forward(struct dev_stream *s, const struct ops_rmsnorm *a,
@@ -194,6 +197,7 @@ struct ops_head {
     float *logits;             /* forward only, device, or NULL */
     void *dx;                  /* train: [tokens, hidden] at, overwritten */
     float *dw;                 /* train: accumulator or NULL */
+    bool overwrite;            /* of dw, as in ops_linear */
     double d_scale;
     struct ops_scratch scratch;
 };

@@ -107,6 +107,7 @@ static stk_status open_engine(struct bench *b, struct stk_error *err)
     c.matmul = (stk_matmul)b->o.matmul;
     c.compute_threads = (uint32_t)b->o.threads;
     c.update_threads = (uint32_t)b->o.update_threads;
+    c.overwrite_grads = true;
     c.client_numerics = model_numerics(b->model);
     STK_TRY(engine_status(b, stk_open(&c, &b->e), err));
     STK_TRY(model_describe(b->model, b->e, err));

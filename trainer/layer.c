@@ -210,6 +210,7 @@ static struct ops_linear linear_of(const struct layer_run *r, enum model_role we
         .bias = model_param(r->m, r->v, bias),
         .dw = model_grad(r->m, r->v, weight),
         .dbias = model_grad(r->m, r->v, bias),
+        .overwrite = r->v->overwrite,
         .scratch = r->b.scratch,
     };
 }
@@ -291,6 +292,7 @@ static struct ops_rmsnorm norm_of(const struct layer_run *r, enum model_role wei
         .rstd = rstd,
         .w = model_param(r->m, r->v, weight),
         .dw = model_grad(r->m, r->v, weight),
+        .overwrite = r->v->overwrite,
         .scratch = r->b.scratch,
     };
 }

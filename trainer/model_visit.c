@@ -52,6 +52,8 @@ static stk_status embed_visit(const struct model *m, const stk_visit *v, struct 
         .dtable = model_grad(m, v, ROLE_EMBED),
     };
     if (v->dir == STK_FORWARD) return ops_embed_forward(v->stream, &a, err);
+    if (a.dtable && v->overwrite) /* few of the rows are touched */
+        STK_TRY(dev_zero(v->stream, a.dtable, a.vocab * a.hidden * sizeof(float), err));
     return a.dtable ? ops_embed_backward(v->stream, &a, err)
                     : STK_OK; /* frozen: nothing before it wants a gradient */
 }
@@ -123,6 +125,7 @@ static stk_status head_visit(const struct model *m, const stk_visit *v, struct s
     if (v->dir == STK_FORWARD) return head_forward(m, v, &head, err);
     head.dx = t.d_normed;
     head.dw = model_grad(m, v, ROLE_HEAD);
+    head.overwrite = norm.overwrite = v->overwrite;
     head.d_scale = m->targets ? v->loss_scale / (double)m->targets
                               : 0; /* a step without targets has no gradient, not NaN */
     STK_TRY(ops_head_train(v->stream, &head, err));

@@ -61,6 +61,7 @@ static stk_status open_engine(struct run *r, bool eval, bool logits, struct stk_
     m.logits = logits;
     STK_TRY(model_open(&r->src.cfg, &m, &r->model, err));
     run_opts_engine(r->opts, &c);
+    c.overwrite_grads = true;
     c.client_numerics = model_numerics(r->model);
     c.machine = r->machine;
     if (eval) c.activations = STK_ACT_RECOMPUTE; /* nothing is kept for a backward pass (MEM-11) */

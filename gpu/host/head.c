@@ -18,7 +18,7 @@
 
 struct head_run {
     const struct ops_head *a;
-    bool train, with_dw;
+    bool train, with_dw, overwrite;
     enum ops_dtype prod;
     bool x_converted;
     uint64_t tile, slice;
@@ -201,8 +201,8 @@ static void head_rows(struct host_job *j, struct head_run *r, float *logits, uin
 }
 
 /* dx: adds up over slices of the vocabulary, in order. dw rows v0.. += gradient[:, v0..]^T x. */
-static void head_slice(struct host_job *j, struct head_run *r, const void *x, uint64_t tokens,
-                       uint64_t v0, uint64_t rows)
+static void head_slice(struct host_job *j, struct head_run *r, const void *x, uint64_t t0,
+                       uint64_t tokens, uint64_t v0, uint64_t rows)
 {
     const struct ops_head *a = r->a;
     struct host_right right = head_right(r, rows, false);
@@ -219,7 +219,8 @@ static void head_slice(struct host_job *j, struct head_run *r, const void *x, ui
     host_job_product(j, &p, g, w, r->dx_sum);
     if (!r->with_dw) return;
     struct host_product dw = {
-        .m = rows, .lda = tokens, .ldc = a->hidden, .src = r->prod, .dst = OPS_F32, .add = 1
+        .m = rows, .lda = tokens, .ldc = a->hidden, .src = r->prod, .dst = OPS_F32,
+        .add = !r->overwrite || t0 > 0
     };
     right = (struct host_right){
         .k = tokens, .n = a->hidden, .ld = a->hidden, .from = r->prod, .to = r->prod
@@ -238,15 +239,16 @@ static void head_backward(struct host_job *j, struct head_run *r, const void *x,
 {
     const struct ops_head *a = r->a;
     for (uint64_t v0 = 0; v0 < a->vocab; v0 += r->slice)
-        head_slice(j, r, x, tokens, v0, min_u64(r->slice, a->vocab - v0));
+        head_slice(j, r, x, t0, tokens, v0, min_u64(r->slice, a->vocab - v0));
     enum ops_dtype dt = ops_wide(a->at, a->dx_wide);
     host_convert(j, r->dx_sum, OPS_F32, a->hidden, host_at_mut(a->dx, dt, t0 * a->hidden), dt,
                  a->hidden, tokens, a->hidden);
 }
 
-void host_head(struct host_job *j, const struct ops_head *a, bool train)
+static void head_run(struct host_job *j, const struct ops_head *a, bool train, bool overwrite)
 {
-    struct head_run r = { .a = a, .train = train, .with_dw = train && (a->dw || j->dry) };
+    struct head_run r = { .a = a, .train = train, .with_dw = train && (a->dw || j->dry),
+                          .overwrite = overwrite };
     double loss_sum = 0;
     head_plan(j, &r);
     for (uint64_t t0 = 0; t0 < a->tokens; t0 += r.tile) {
@@ -262,4 +264,13 @@ void host_head(struct host_job *j, const struct ops_head *a, bool train)
         if (train) head_backward(j, &r, x, t0, tokens);
     }
     if (!j->dry && j->st == STK_OK) *a->loss_sum += loss_sum;
+}
+
+/* Prepare mode: other visits of the block add, or write. */
+void host_head(struct host_job *j, const struct ops_head *a, bool train)
+{
+    head_run(j, a, train, a->overwrite);
+    if (!j->dry || !train) return;
+    j->used_bytes = 0;
+    head_run(j, a, train, !a->overwrite);
 }

@@ -344,7 +344,8 @@ static void linear_dw(struct host_job *j, const struct ops_linear *a)
         for (uint64_t o0 = 0; o0 < a->out; o0 += out_tile) {
             uint64_t out = min_u64(out_tile, a->out - o0);
             struct host_product p = {
-                .m = out, .lda = a->rows, .ldc = a->in, .src = prod, .dst = OPS_F32, .add = 1
+                .m = out, .lda = a->rows, .ldc = a->in, .src = prod, .dst = OPS_F32,
+                .add = !a->overwrite
             };
             struct host_right right = { .k = a->rows,
                                         .n = min_u64(in_tile, a->in - i0),
@@ -380,12 +381,19 @@ static void linear_dbias(struct host_job *j, const struct ops_linear *a)
                 sum[c] += yt == OPS_F32 ? ((const float *)row)[c]
                                         : stk_bf16_to_f32(((const uint16_t *)row)[c]);
         }
-        for (uint64_t c = 0; c < n; c++) a->dbias[c0 + c] += (float)sum[c];
+        for (uint64_t c = 0; c < n; c++)
+            a->dbias[c0 + c] = (a->overwrite ? 0 : a->dbias[c0 + c]) + (float)sum[c];
     }
 }
 
 void host_linear_backward_weight(struct host_job *j, const struct ops_linear *a)
 {
     if (a->dw || j->dry) linear_dw(j, a);
+    if (j->dry) { /* other visits of the block add, or write */
+        struct ops_linear other = *a;
+        other.overwrite = !a->overwrite;
+        j->used_bytes = 0;
+        linear_dw(j, &other);
+    }
     if (a->dbias) linear_dbias(j, a);
 }

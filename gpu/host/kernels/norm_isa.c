@@ -110,7 +110,7 @@ void KERN_NAME(kern_rmsnorm_backward)(const struct host_ctx *c, const struct ops
             for (uint64_t i = 0; i < a->cols; i += VL) {
                 vec_f sum = vec_load(dw + i);
                 for (uint64_t p = 1; p < parts; p++) sum = sum + vec_load(dw + p * ld + i);
-                sum = vec_get(OPS_F32, a->dw, i, a->cols - i) + sum;
+                if (!a->overwrite) sum = vec_get(OPS_F32, a->dw, i, a->cols - i) + sum;
                 vec_put(OPS_F32, a->dw, i, a->cols - i, sum);
             }
         }
