@@ -11,7 +11,7 @@
 #include "gpu/host/kernels/kern.h"
 #include "gpu/host/kernels/vec.h"
 
-enum { K_ROWS = 16, N_MAX = 64, PAIRS = 2 };
+enum { K_ROWS = 16, N_MAX = 64, PAIRS = 2, AHEAD = 4 /* blocks fetched ahead */ };
 
 /* bf16 of n (at most VL) elements from i on, in the low halves. */
 VEC_INLINE vec_u get16(enum ops_dtype t, const void *p, uint64_t i, uint64_t n)
@@ -27,7 +27,7 @@ static void block_pairs(const struct host_pack *a, uint64_t k0, uint64_t n0, uin
 {
     const uint64_t width = a->n - n0;
     for (uint64_t p = 0; p < K_ROWS; p++) {
-        uint64_t k = k0 + PAIRS * p, next = (k + PAIRS * K_ROWS) * a->ld + n0;
+        uint64_t k = k0 + PAIRS * p, next = k * a->ld + n0 + AHEAD * a->layout.n_block;
         for (uint64_t c = 0; c < a->layout.n_block; c += VL) {
             vec_fetch(a->from, a->src, next + c);
             vec_fetch(a->from, a->src, next + a->ld + c);
@@ -49,7 +49,7 @@ static void block_words(const struct host_pack *a, uint64_t k0, uint64_t n0, uin
     const uint64_t nb = a->layout.n_block, depth = a->k - k0;
     const uint16_t *src = (const uint16_t *)a->src + n0 * a->ld + k0;
     for (uint64_t r = 0; r < nb; r++)
-        vec_fetch(a->from, a->src, (n0 + r) * a->ld + k0 + PAIRS * K_ROWS);
+        vec_fetch(a->from, a->src, (n0 + r) * a->ld + k0 + AHEAD * PAIRS * K_ROWS);
     if (a->from == OPS_BF16 && n0 + nb <= a->n && depth >= PAIRS * K_ROWS && a->ld % 2 == 0) {
         vec_transpose((const float *)(const void *)src, a->ld / 2, nb, K_ROWS,
                       (float *)(void *)dst, nb);
@@ -69,7 +69,7 @@ static void block_f32(const struct host_pack *a, uint64_t k0, uint64_t n0, float
     for (uint64_t r = 0; r < K_ROWS; r++)
         for (uint64_t c = 0; c < a->layout.n_block; c += VL) {
             vec_f v = { 0 };
-            vec_fetch(a->from, a->src, (k0 + K_ROWS + r) * a->ld + n0 + c);
+            vec_fetch(a->from, a->src, (k0 + r) * a->ld + n0 + AHEAD * a->layout.n_block + c);
             if (c < width && k0 + r < a->k)
                 v = vec_get(a->from, a->src, (k0 + r) * a->ld + n0 + c, width - c);
             vec_store(dst + r * a->layout.n_block + c, v);
@@ -93,12 +93,14 @@ static void block_f32_transposed(const struct host_pack *a, uint64_t k0, uint64_
 void KERN_NAME(kern_pack)(const struct host_ctx *c, const struct host_pack *a)
 {
     const uint64_t kb = a->layout.k_block, nb = a->layout.n_block;
-    const uint64_t rows = (a->k + kb - 1) / kb, blocks = rows * ((a->n + nb - 1) / nb);
+    const uint64_t rows = (a->k + kb - 1) / kb, cols = (a->n + nb - 1) / nb, blocks = rows * cols;
     const uint64_t block_bytes = kb * nb * ops_dtype_bytes(a->to);
 #pragma omp parallel for num_threads(kern_team(c, a->k * a->n)) schedule(static)
     for (uint64_t b = 0; b < blocks; b++) {
-        uint64_t n0 = b / rows * nb, k0 = b % rows * kb;
-        void *dst = (char *)a->dst + b * block_bytes;
+        /* Along the rows of the source. */
+        const uint64_t k = a->transposed ? b % rows : b / cols,
+                       n = a->transposed ? b / rows : b % cols, n0 = n * nb, k0 = k * kb;
+        void *dst = (char *)a->dst + (n * rows + k) * block_bytes;
         if (a->to == OPS_F32 && a->transposed) block_f32_transposed(a, k0, n0, dst);
         else if (a->to == OPS_F32) block_f32(a, k0, n0, dst);
         else if (a->transposed) block_words(a, k0, n0, dst);

@@ -209,12 +209,68 @@ VEC_INLINE void vec_transpose_4(const float *s, uint64_t lds, float *d, uint64_t
     *(vec_quad_any *)(d + 3 * ldd) = __builtin_shufflevector(a1, a3, 2, 3, 6, 7);
 }
 
+#if VL == 16
+/* A square of 16: neighbours in words, in pairs of words, then of quarters of a vector. */
+static inline __attribute__((unused)) void vec_transpose_16(const float *s, uint64_t lds, float *d,
+                                                            uint64_t ldd)
+{
+    __m512 r[16], t[16];
+    UNROLL
+    for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_ps(s + (uint64_t)i * lds);
+    UNROLL
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+    }
+    UNROLL
+    for (int i = 0; i < 16; i += 4) {
+        r[i] = (__m512)_mm512_unpacklo_pd((__m512d)t[i], (__m512d)t[i + 2]);
+        r[i + 1] = (__m512)_mm512_unpackhi_pd((__m512d)t[i], (__m512d)t[i + 2]);
+        r[i + 2] = (__m512)_mm512_unpacklo_pd((__m512d)t[i + 1], (__m512d)t[i + 3]);
+        r[i + 3] = (__m512)_mm512_unpackhi_pd((__m512d)t[i + 1], (__m512d)t[i + 3]);
+    }
+    UNROLL
+    for (int i = 0; i < 4; i++) {
+        t[i] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd);
+        t[i + 8] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
+    }
+    UNROLL
+    for (int i = 0; i < 4; i++) {
+        _mm512_storeu_ps(d + (uint64_t)i * ldd, _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88));
+        _mm512_storeu_ps(d + (uint64_t)(i + 4) * ldd,
+                         _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0x88));
+        _mm512_storeu_ps(d + (uint64_t)(i + 8) * ldd, _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd));
+        _mm512_storeu_ps(d + (uint64_t)(i + 12) * ldd,
+                         _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0xdd));
+    }
+}
+#endif
+
+/* Whole squares of 16, if there is nothing else; false: not done. */
+VEC_INLINE bool vec_transpose_squares(const float *src, uint64_t lds, uint64_t rows, uint64_t cols,
+                                      float *dst, uint64_t ldd)
+{
+#if VL == 16
+    if (rows % 16 || cols % 16) return false;
+    for (uint64_t c = 0; c < cols; c += 16)
+        for (uint64_t r = 0; r < rows; r += 16)
+            vec_transpose_16(src + r * lds + c, lds, dst + c * ldd + r, ldd);
+    return true;
+#else
+    (void)src, (void)lds, (void)rows, (void)cols, (void)dst, (void)ldd;
+    return false;
+#endif
+}
+
 /* dst[c][r] = src[r][c]; rows and cols are multiples of 4. Rows of src one after the other: for a
  * dst that lies close together. */
 static inline __attribute__((unused)) void vec_transpose(const float *src, uint64_t lds,
                                                          uint64_t rows, uint64_t cols, float *dst,
                                                          uint64_t ldd)
 {
+    if (vec_transpose_squares(src, lds, rows, cols, dst, ldd)) return;
     for (uint64_t r = 0; r < rows; r += 4)
         for (uint64_t c = 0; c < cols; c += 4)
             vec_transpose_4(src + r * lds + c, lds, dst + c * ldd + r, ldd);
@@ -225,6 +281,7 @@ static inline __attribute__((unused)) void vec_transpose_far(const float *src, u
                                                              uint64_t rows, uint64_t cols,
                                                              float *dst, uint64_t ldd)
 {
+    if (vec_transpose_squares(src, lds, rows, cols, dst, ldd)) return;
     for (uint64_t c = 0; c < cols; c += 4)
         for (uint64_t r = 0; r < rows; r += 4)
             vec_transpose_4(src + r * lds + c, lds, dst + c * ldd + r, ldd);

@@ -1,0 +1,97 @@
+/* tests/gpu/test_product.c - products on AMX tiles (host_gemm) against fp64, and the same bits for any
+ * number of threads; rows of odd numbers, columns that end inside a panel, an inner dimension of
+ * several passes; nothing outside C is written. */
+#include "tests/test.h"
+#include "tests/gpu/kern_test.h"
+
+TEST_MAIN()
+
+struct product_case { uint64_t m, n, k, gap; };
+static const struct product_case cases[] = {
+    { 1, 1, 32, 0 },     { 31, 33, 64, 3 },  { 32, 32, 32, 0 },    { 65, 17, 96, 1 },
+    { 200, 130, 512, 0 }, { 48, 64, 1056, 0 }, { 600, 40, 2080, 5 }, { 17, 300, 1024, 2 },
+};
+
+static struct host_gemm gemm_of(const struct product_case *p, const void *a, const void *b, void *c,
+                                enum ops_dtype ct, bool add)
+{
+    return (struct host_gemm){ p->m, p->n, p->k, p->k, p->n + p->gap, a, b, c, ct, add };
+}
+
+static void check_product(const struct product_case *p, enum ops_dtype ct, bool add)
+{
+    struct host_ctx ctx = { .threads = 1, .isa = cpu_isa_best(), .bf16_products = true, .amx = true };
+    const uint64_t ld = p->n + p->gap, c_bytes = p->m * ld * ops_dtype_bytes(ct);
+    uint16_t *a = kt_random(OPS_BF16, p->m * p->k, 1), *b = kt_random(OPS_BF16, p->k * p->n, 1);
+    void *packed = kt_alloc(host_layout_elems(HOST_GEMM_LAYOUT, p->k, p->n) * 2);
+    void *first = kt_random(ct, p->m * ld, 1), *c[3];
+    const struct host_pack pack = { p->k, p->n, p->n, OPS_BF16, OPS_BF16, false, HOST_GEMM_LAYOUT,
+                                    b, packed };
+    host_pack(&ctx, &pack);
+    for (uint32_t t = 0; t < 3; t++) {
+        ctx.threads = t + 1;
+        c[t] = kt_copy(first, c_bytes);
+        struct host_gemm g = gemm_of(p, a, packed, c[t], ct, add);
+        host_gemm(&ctx, &g);
+        CHECK(memcmp(c[t], c[0], c_bytes) == 0);
+    }
+    kt_worst = 0;
+    for (uint64_t i = 0; i < p->m; i++)
+        for (uint64_t j = 0; j < ld; j++) {
+            double want = add ? kt_get(ct, first, i * ld + j) : 0, size = fabs(want);
+            double got = kt_get(ct, c[0], i * ld + j);
+            if (j >= p->n) {
+                CHECK(got == kt_get(ct, first, i * ld + j));
+                continue;
+            }
+            for (uint64_t k = 0; k < p->k; k++) {
+                double x = kt_get(OPS_BF16, a, i * p->k + k) * kt_get(OPS_BF16, b, k * p->n + j);
+                want += x;
+                size += fabs(x);
+            }
+            double bound = size * 0x1p-24 * (double)(p->k / 2 + 4) + fabs(want) * kt_half_ulp(ct) * 1.01;
+            CHECK(kt_near(got, want, bound));
+        }
+    for (uint32_t t = 0; t < 3; t++) free(c[t]);
+    free(a);
+    free(b);
+    free(packed);
+    free(first);
+}
+
+TEST(product_amx_against_fp64)
+{
+    if (!host_attention_amx_possible()) return; /* no such processor */
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        kt_reseed(i);
+        check_product(&cases[i], OPS_F32, false);
+        check_product(&cases[i], OPS_F32, true);
+        check_product(&cases[i], OPS_BF16, false);
+    }
+}
+
+/* What the header says of `overwrite` in gpu/ops.h holds of products: 0 + AB is AB. */
+TEST(product_amx_adds_to_zeros_as_it_writes)
+{
+    if (!host_attention_amx_possible()) return;
+    const struct product_case p = { 70, 90, 1056, 0 };
+    struct host_ctx ctx = { .threads = 2, .isa = cpu_isa_best(), .bf16_products = true, .amx = true };
+    kt_reseed(99);
+    uint16_t *a = kt_random(OPS_BF16, p.m * p.k, 1), *b = kt_random(OPS_BF16, p.k * p.n, 1);
+    void *packed = kt_alloc(host_layout_elems(HOST_GEMM_LAYOUT, p.k, p.n) * 2);
+    const struct host_pack pack = { p.k, p.n, p.n, OPS_BF16, OPS_BF16, false, HOST_GEMM_LAYOUT, b,
+                                    packed };
+    float *x = kt_alloc(p.m * p.n * 4), *y = kt_alloc(p.m * p.n * 4);
+    host_pack(&ctx, &pack);
+    memset(y, 0, p.m * p.n * 4);
+    struct host_gemm write = gemm_of(&p, a, packed, x, OPS_F32, false),
+                     add = gemm_of(&p, a, packed, y, OPS_F32, true);
+    host_gemm(&ctx, &write);
+    host_gemm(&ctx, &add);
+    for (uint64_t i = 0; i < p.m * p.n; i++) CHECK(x[i] == y[i]);
+    free(a);
+    free(b);
+    free(packed);
+    free(x);
+    free(y);
+}
