@@ -1,17 +1,17 @@
-/* gpu/host/kernels/product_amx.c - matrix products of bf16 on the tile unit of AMX (Intel SDM volume 1,
- * chapter 18; TDPBF16PS): fp32 sums over the whole inner dimension, in order.
+/* gpu/host/kernels/product_amx.c - matrix products of bf16 on the tile unit of AMX (Intel SDM volume
+ * 1, chapter 18; TDPBF16PS): fp32 sums over the inner dimension, in order.
  *
- * Owns: C = A B and C = C + A B, A in rows as it lies, B packed by pack_isa.c in blocks of 32 x 32. Each
- * element of C is one chain of sums over k from 0 on (chains of at most PASS_K where C is f32), to
- * which C is added last: no bit depends on blocking, threads or the other extents. Must not know: what
- * is multiplied. Runs on a stream's lane with a team of c->threads; the tile registers are configured
- * at the start of a team and given back at its end.
+ * Owns: C = A B and C = C + A B, A in rows as it lies, B packed by pack_isa.c in blocks of 32 x 32.
+ * Each element of C is one chain of sums over k (where C is f32: chains of PASS_K, one after the
+ * other), which is then added to C: no bit depends on blocks, threads or the other extents. Must not
+ * know: what is multiplied. Runs on a stream's lane with a team of c->threads; the tile registers are
+ * configured at the start of a team and given back at its end.
  *
- * BLOCKING. A thread takes a range of rows or of columns of C. For a block of rows of A (in the second
- * cache) it walks panels of 32 columns of B, in pieces of K_PIECE rows (in the first cache), and over
- * each piece all rows of the block, 32 at a time: four tiles of C, two of A, two of B. Sums between two
- * pieces wait in `part`. What comes next (of B, A and C) is fetched ahead, and a finished square goes to C
- * while the next one is computed. */
+ * BLOCKING. A thread takes a range of rows or of columns of C. For a block of rows of A it walks
+ * panels of 32 columns of B, in pieces of K_PIECE rows (both together stay in the second cache; larger
+ * and smaller pieces were tried), and over each piece all rows of the block, 32 at a time: four tiles
+ * of C, two of A, two of B. Sums between two pieces wait in `part`. What comes next (of B, A and C) is
+ * fetched ahead, and a finished square goes to C while the next one is computed. */
 #include "gpu/host/kernels/kern.h"
 #include "gpu/host/kernels/vec.h"
 
@@ -36,7 +36,7 @@ struct tile_config {
 /* gcc's tile intrinsics do not say which memory they read and write. */
 #define MEMORY_BARRIER() __asm__ volatile("" ::: "memory")
 
-/* Tiles 0..3 hold C, 4 and 5 A, 6 and 7 B; for squares of fewer rows, fewer of C and A (1 at least). */
+/* Tiles 0..3 hold C, 4 and 5 A, 6 and 7 B; in squares of fewer rows C and A have fewer (at least 1). */
 static void tiles_open(uint64_t rows)
 {
     uint8_t low = rows < 16 ? (uint8_t)rows : 16, high = rows > 16 ? (uint8_t)(rows - 16) : 1;
@@ -101,7 +101,7 @@ struct step {
     const char *next_a, *next_b;   /* fetched: one and b_lines lines a step */
     uint64_t b_lines;
     char *c;                       /* fetched to be written; NULL: not yet */
-    uint64_t c_bytes;
+    uint64_t c_bytes, c_row_bytes; /* of a row of the square; from row to row */
 };
 
 VEC_INLINE void fetch(const struct step *s, uint64_t k)
@@ -137,7 +137,7 @@ static __attribute__((noinline)) void step_run(struct walk *w, const struct step
         _tile_loadd(7, b + 64, SQUARE * 4);
         _tile_loadd(5, a2, as);
         fetch(s, k);
-        for (uint64_t i = 0; i < per && c_rows; i++, c_rows--, c += g->ldc * ops_dtype_bytes(g->ct)) {
+        for (uint64_t i = 0; i < per && c_rows; i++, c_rows--, c += s->c_row_bytes) {
             __builtin_prefetch(c, 1);
             if (s->c_bytes > 64) __builtin_prefetch(c + 64, 1);
         }
@@ -185,6 +185,7 @@ static void piece_run(struct walk *w, uint64_t m0, uint64_t m1, uint64_t n0, uin
             .b_lines = each,
             .c = last ? (char *)g->c + c_elem * elem : NULL,
             .c_bytes = SQUARE * elem,
+            .c_row_bytes = g->ldc * elem,
         };
         if (rows < SQUARE) tiles_open(rows);
         step_run(w, &s);
