@@ -93,6 +93,16 @@ bool exec_on_lane(const struct exec_lane *lane);
  * begin before now + busy_ns. Models the time of work done in this task; signal its completion from
  * a following task of the same lane. */
 void exec_lane_busy(struct exec_lane *lane, uint64_t busy_ns);
+/* What a simulated machine has only once, and parts of it (0 to 1) that a piece of work takes while it
+ * goes at full speed. */
+enum exec_share { EXEC_SHARE_DRAM, EXEC_SHARE_LINK, EXEC_SHARE_DRIVE, EXEC_SHARES };
+struct exec_need { double part[EXEC_SHARES]; };
+/* As exec_lane_busy, for work that takes busy_ns alone; while the parts of all work under way add up to
+ * more than there is, all that use the short one slow down alike (max-min fair, as in
+ * engine/predict.c). At most once in a task. */
+void exec_lane_busy_sharing(struct exec_lane *lane, uint64_t busy_ns, const struct exec_need *need);
+/* Simulation: time for which a share was in full use, or twice that for which half of it was. */
+uint64_t exec_share_used_ns(const struct exec *ex, enum exec_share share);
 /* Simulation: the lane whose task runs, NULL outside of tasks (for exec_lane_busy inside a team's
  * slice: `done` then follows when the slice's time is over). NULL with threads. */
 struct exec_lane *exec_lane_current(const struct exec *ex);

@@ -27,11 +27,17 @@ struct sim_world {
     struct rng rng;
     struct exec_lane *current; /* whose task runs; NULL between tasks */
     struct sim_source *sources;
+    uint64_t settled_ns;        /* up to here `left_ns` of sharing lanes is right */
+    double used_ns[EXEC_SHARES];
 };
 
 struct sim_lane {
     struct exec_lane base;
     uint64_t busy_until_ns;
+    /* work that shares: busy_until_ns is then where it ends if nothing else begins or ends */
+    bool sharing, open;
+    struct exec_need need;
+    double left_ns, speed;
 };
 
 enum sim_step { SIM_RAN, SIM_MOVED, SIM_LIMIT, SIM_NOTHING };
@@ -43,6 +49,73 @@ static struct sim_world *world_of(const struct exec *ex)
 {
     STK_ASSERT(ex->ops->kind == EXEC_SIM);
     return (struct sim_world *)ex;
+}
+
+/* --- work that shares ------------------------------------------------------------------------- */
+
+static struct sim_lane *sim_of(struct exec_lane *l) { return (struct sim_lane *)l; }
+
+/* The share that allows the lowest speed to those whose speed is open (progressive filling: Bertsekas &
+ * Gallager, "Data Networks", 1992, section 6.5.2); 1: none is short. */
+static double tightest(struct sim_world *w, uint32_t *which)
+{
+    double asked[EXEC_SHARES] = { 0 }, left[EXEC_SHARES], lowest = 1;
+    for (uint32_t k = 0; k < EXEC_SHARES; k++) left[k] = 1;
+    for (struct exec_lane *l = w->base.lanes; l; l = l->next) {
+        const struct sim_lane *s = sim_of(l);
+        for (uint32_t k = 0; s->sharing && k < EXEC_SHARES; k++) {
+            if (s->open) asked[k] += s->need.part[k];
+            else left[k] -= s->need.part[k] * s->speed;
+        }
+    }
+    for (uint32_t k = 0; k < EXEC_SHARES; k++) {
+        double speed = asked[k] > 0 ? (left[k] > 0 ? left[k] / asked[k] : 0) : 1;
+        if (speed >= lowest) continue;
+        lowest = speed > 1e-6 ? speed : 1e-6; /* rounding must not stop the clock */
+        *which = k;
+    }
+    return lowest;
+}
+
+static void find_speeds(struct sim_world *w)
+{
+    for (struct exec_lane *l = w->base.lanes; l; l = l->next) {
+        sim_of(l)->open = sim_of(l)->sharing;
+        sim_of(l)->speed = 1;
+    }
+    for (;;) {
+        uint32_t which = EXEC_SHARES;
+        double speed = tightest(w, &which);
+        if (which == EXEC_SHARES) break;
+        for (struct exec_lane *l = w->base.lanes; l; l = l->next) {
+            struct sim_lane *s = sim_of(l);
+            if (!s->open || !(s->need.part[which] > 0)) continue;
+            s->speed = speed;
+            s->open = false;
+        }
+    }
+    for (struct exec_lane *l = w->base.lanes; l; l = l->next)
+        if (sim_of(l)->sharing)
+            sim_of(l)->busy_until_ns = w->now_ns + (uint64_t)(sim_of(l)->left_ns / sim_of(l)->speed + 0.999);
+}
+
+/* Counts what was done since the last time. True: some work has ended. */
+static bool settle(struct sim_world *w)
+{
+    double ns = (double)(w->now_ns - w->settled_ns);
+    bool ended = false;
+    w->settled_ns = w->now_ns;
+    for (struct exec_lane *l = w->base.lanes; l; l = l->next) {
+        struct sim_lane *s = sim_of(l);
+        if (!s->sharing) continue;
+        double done = ns * s->speed < s->left_ns ? ns * s->speed : s->left_ns;
+        s->left_ns -= done;
+        for (uint32_t k = 0; k < EXEC_SHARES; k++) w->used_ns[k] += done * s->need.part[k];
+        if (s->busy_until_ns > w->now_ns) continue;
+        s->sharing = false;
+        ended = true;
+    }
+    return ended;
 }
 
 /* --- one step --------------------------------------------------------------------------------- */
@@ -98,7 +171,7 @@ static uint64_t next_instant(const struct sim_world *w)
     uint64_t next = UINT64_MAX;
     for (struct exec_lane *l = w->base.lanes; l; l = l->next) {
         uint64_t busy = ((struct sim_lane *)l)->busy_until_ns, at = UINT64_MAX;
-        if (l->queue.first) at = busy;
+        if (l->queue.first || ((struct sim_lane *)l)->sharing) at = busy;
         else if (l->queue.due) at = l->queue.due->due_ns > busy ? l->queue.due->due_ns : busy;
         if (at < next) next = at;
     }
@@ -114,6 +187,7 @@ static enum sim_step step(struct sim_world *w, uint64_t limit_ns)
         bool beyond = next > limit_ns;
         uint64_t to = beyond ? limit_ns : next;
         if (to > w->now_ns) w->now_ns = to;
+        if (settle(w)) find_speeds(w);
         return beyond ? SIM_LIMIT : SIM_MOVED;
     }
     return poll_sources(w, true) ? SIM_RAN : SIM_NOTHING;
@@ -184,6 +258,25 @@ void exec_lane_busy(struct exec_lane *lane, uint64_t busy_ns)
     struct sim_lane *sim = (struct sim_lane *)lane;
     uint64_t until = w->now_ns + busy_ns;
     if (until > sim->busy_until_ns) sim->busy_until_ns = until;
+}
+
+void exec_lane_busy_sharing(struct exec_lane *lane, uint64_t busy_ns, const struct exec_need *need)
+{
+    if (exec_kind_of(lane->ex) != EXEC_SIM) return;
+    struct sim_world *w = world_of(lane->ex);
+    struct sim_lane *sim = sim_of(lane);
+    STK_ASSERT(w->current == lane && !sim->sharing);
+    if (busy_ns == 0) return;
+    settle(w);
+    sim->sharing = true;
+    sim->need = *need;
+    sim->left_ns = (double)busy_ns;
+    find_speeds(w);
+}
+
+uint64_t exec_share_used_ns(const struct exec *ex, enum exec_share share)
+{
+    return exec_kind_of(ex) == EXEC_SIM ? (uint64_t)world_of(ex)->used_ns[share] : 0;
 }
 
 struct exec_lane *exec_lane_current(const struct exec *ex)

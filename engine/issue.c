@@ -280,7 +280,10 @@ void update_model_team(const stk_engine *e, uint64_t bytes)
     dev_model_read(e->dev, &m);
     if (!(m.update_bytes_per_s > 0)) return;
     double rate = m.update_bytes_per_s / exec_team_members(e->team);
-    exec_lane_busy(exec_lane_current(e->ex), (uint64_t)((double)bytes / rate * 1e9));
+    uint64_t ns = (uint64_t)((double)bytes / rate * 1e9);
+    struct exec_need need = { { 0 } };
+    if (m.dram_bytes_per_s > 0) need.part[EXEC_SHARE_DRAM] = rate / m.dram_bytes_per_s;
+    exec_lane_busy_sharing(exec_lane_current(e->ex), ns, &need);
 }
 
 void update_slice_fill(stk_engine *e, const struct plan_node *n, uint32_t slice, uint32_t n_slices,

@@ -258,7 +258,9 @@ struct dev_model machine_model(const stk_machine *m)
                                .copy_out_bytes_per_s = m->copy_out_bytes_per_s,
                                .memory_bytes_per_s = m->device_bytes_per_s,
                                .launch_ns = m->launch_ns,
-                               .update_bytes_per_s = m->update_bytes_per_s };
+                               .update_bytes_per_s = m->update_bytes_per_s,
+                               .dram_bytes_per_s = m->dram_bytes_per_s,
+                               .copy_both_bytes_per_s = m->copy_both_bytes_per_s };
 }
 
 static void simulated_drives(const stk_engine *e, stk_machine *m)
@@ -275,12 +277,13 @@ static void simulated_drives(const stk_engine *e, stk_machine *m)
         if (c->shared_rate)
             d->both_bytes_per_s = 2 * d->read_bytes_per_s * d->write_bytes_per_s /
                                   (d->read_bytes_per_s + d->write_bytes_per_s);
+        if (c->both_bytes_per_s > 0) d->both_bytes_per_s = c->both_bytes_per_s;
         d->latency_ns = c->latency_ns;
     }
 }
 
-/* Nothing is shared there but the two directions of a disk: each stream, the team and each drive
- * has a clock of its own (gpu/host/host_spans.c, nvme/io_sim.c, engine/issue.c). */
+/* Each stream, the team and each drive has a clock of its own (gpu/host/host_spans.c, nvme/io_sim.c,
+ * engine/issue.c); the host's memory, the link and a drive are shared as far as they have figures. */
 bool machine_simulated(const stk_engine *e, stk_machine *out)
 {
     struct dev_model d;
@@ -296,6 +299,8 @@ bool machine_simulated(const stk_engine *e, stk_machine *out)
     out->copy_out_bytes_per_s = d.copy_out_bytes_per_s;
     out->cast_bytes_per_s = d.memory_bytes_per_s / 3; /* 4 read and 2 written for 2 made */
     out->update_bytes_per_s = d.update_bytes_per_s;
+    out->dram_bytes_per_s = d.dram_bytes_per_s;
+    out->copy_both_bytes_per_s = d.copy_both_bytes_per_s;
     simulated_drives(e, out);
     return true;
 }

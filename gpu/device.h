@@ -49,6 +49,8 @@ struct dev_model { /* of DEV_SIM: rates of the machine one does not own */
     uint64_t launch_ns;
     double update_bytes_per_s;  /* of the host's update team, which the engine models; 0: it takes no
                                  * time */
+    double dram_bytes_per_s;    /* of the host's memory, which copies and the update share; 0: no limit */
+    double copy_both_bytes_per_s; /* both directions together; 0: each as if alone */
 };
 
 struct dev_cfg {

@@ -17,9 +17,20 @@
 #define SIM_ALIGN 4096u
 _Static_assert(IO_SIM_DRIVES_MAX == IO_DRIVES_MAX, "every drive may have its own speed");
 
+#define SIM_WAITING 256u /* parts that a drive has at once, and more */
+
+struct sim_way { /* one direction of a device that shares */
+    struct io *io;
+    struct exec_lane *lane;
+    struct exec_task task;
+    struct io_part *waiting[SIM_WAITING], *now;
+    uint32_t first, n;
+};
+
 struct sim {
     const struct io_sim_cfg *cfg;
     struct rng rng;
+    struct sim_way way[2]; /* reads, writes */
     /* when the disk has moved all bytes it was given: reads, writes; then drives of their own
      * speed */
     uint64_t free_ns[1 + IO_SIM_DRIVES_MAX][2];
@@ -28,6 +39,42 @@ struct sim {
 /* What `start` decided, in part->word[0]; word[1] seeds the details. */
 enum { DO_NOTHING_WRONG = SIM_FAULT_N };
 
+/* --- a device that shares: reads and writes on lanes of their own ------------------------------- */
+
+static bool sim_shares(const struct io *io)
+{
+    const struct io_sim_cfg *c = io->cfg.sim;
+    return (c->both_bytes_per_s > 0 || c->dram_bytes_per_s > 0) && exec_kind_of(io->cfg.ex) == EXEC_SIM;
+}
+
+static uint64_t draw_delay(struct sim *s);
+
+/* The part that moved is done after the latency; the next one moves. */
+static void sim_way_run(void *arg)
+{
+    struct sim_way *y = arg;
+    struct sim *s = y->io->impl;
+    const struct io_sim_cfg *c = s->cfg;
+    if (y->now)
+        exec_post_at(y->io->cfg.lane, &y->now->task,
+                     exec_now_ns(y->io->cfg.ex) + c->latency_ns + draw_delay(s));
+    y->now = NULL;
+    if (y->n == 0) return;
+    y->now = y->waiting[y->first];
+    y->first = (y->first + 1) % SIM_WAITING;
+    y->n--;
+    double rate = y == &s->way[0] ? c->read_bytes_per_s : c->write_bytes_per_s,
+           both = c->both_bytes_per_s > 0
+                      ? c->both_bytes_per_s / (2 * c->read_bytes_per_s) +
+                            c->both_bytes_per_s / (2 * c->write_bytes_per_s)
+                      : 2;
+    struct exec_need need = { { 0 } };
+    need.part[EXEC_SHARE_DRIVE] = 1 / (both < 1 ? 1 : both > 2 ? 2 : both);
+    if (c->dram_bytes_per_s > 0) need.part[EXEC_SHARE_DRAM] = rate / c->dram_bytes_per_s;
+    exec_lane_busy_sharing(y->lane, (uint64_t)((double)y->now->size_bytes / rate * 1e9), &need);
+    exec_post(y->lane, &y->task);
+}
+
 static stk_status sim_open(struct io *io, struct stk_error *err)
 {
     struct sim *s = sys_calloc(1, sizeof *s);
@@ -35,6 +82,11 @@ static stk_status sim_open(struct io *io, struct stk_error *err)
     s->cfg = io->cfg.sim;
     rng_seed(&s->rng, s->cfg->seed);
     io->impl = s;
+    for (int k = 0; sim_shares(io) && k < 2; k++) {
+        s->way[k].io = io;
+        exec_task_init(&s->way[k].task, sim_way_run, &s->way[k]);
+        STK_TRY(exec_lane_open(io->cfg.ex, k ? "disk writes" : "disk reads", &s->way[k].lane, err));
+    }
     return STK_OK;
 }
 
@@ -45,6 +97,12 @@ static void sim_quiesce(struct io *io)
     for (uint32_t i = 0; i < IO_DRIVES_MAX; i++)
         for (uint32_t k = 0; io->drives[i].parts && k < io->cfg.depth; k++)
             exec_cancel(&io->drives[i].parts[k].task);
+    struct sim *s = io->impl;
+    for (int k = 0; s && k < 2; k++) {
+        s->way[k].now = NULL;
+        s->way[k].n = 0;
+        if (s->way[k].lane) exec_lane_close(s->way[k].lane);
+    }
     sys_free(io->impl);
     io->impl = NULL;
 }
@@ -195,7 +253,7 @@ static void sim_start(struct io *io, struct io_part *p)
     s->cfg->disk->requests++;
     p->word[0] = draw_fault(s, p);
     p->word[1] = rng_next(&s->rng);
-    uint64_t due = due_ns(io, s, p);
+    uint64_t due = sim_shares(io) ? 0 : due_ns(io, s, p);
     if (p->word[0] < SIM_FAULT_N) s->cfg->disk->faults[p->word[0]]++;
     if (p->word[0] == SIM_LOST_COMPLETION) return;
     if (exec_kind_of(io->cfg.ex) == EXEC_THREADS) {
@@ -204,7 +262,14 @@ static void sim_start(struct io *io, struct io_part *p)
     }
     p->task.fn = sim_complete;
     p->task.arg = p;
-    exec_post_at(io->cfg.lane, &p->task, due);
+    if (!sim_shares(io)) {
+        exec_post_at(io->cfg.lane, &p->task, due);
+        return;
+    }
+    struct sim_way *y = &s->way[p->op != IO_READ];
+    STK_ASSERT(y->n < SIM_WAITING);
+    y->waiting[(y->first + y->n++) % SIM_WAITING] = p;
+    exec_post(y->lane, &y->task);
 }
 
 static void sim_describe(const struct io *io, char *buf, size_t size_bytes)

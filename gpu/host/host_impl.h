@@ -87,6 +87,8 @@ double host_cmd_flops(const struct dev_cmd *cmd);
 double host_cmd_bytes(const struct dev_cmd *cmd);
 /* DEV_SIM: modelled nanoseconds of a command. */
 uint64_t host_model_ns(const struct host_dev *h, const struct dev_cmd *cmd);
+/* And what it takes meanwhile of what the machine has only once. */
+struct exec_need host_model_need(const struct host_dev *h, const struct dev_cmd *cmd);
 
 /* --- products (matmul.c) ---------------------------------------------------------------------- */
 /* c[m,n] = A B in f32 arithmetic or bf16 x bf16 with f32 sums; A(i,p) = ta ? a[p * lda + i] : a[i *

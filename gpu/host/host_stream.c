@@ -122,7 +122,9 @@ static void stream_work(struct host_stream *s, const struct dev_cmd *cmd)
     uint64_t ns = exec_now_ns(h->base.ex) - start_ns;
     if (h->base.caps.modelled_time) {
         ns = host_model_ns(h, cmd);
-        exec_lane_busy(s->lane, ns);
+        struct exec_need need = host_model_need(h, cmd);
+        if (need.part[EXEC_SHARE_LINK] > 0) exec_lane_busy_sharing(s->lane, ns, &need);
+        else exec_lane_busy(s->lane, ns);
     }
     atomic_fetch_add(&s->busy_ns, ns);
 }
