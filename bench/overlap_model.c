@@ -75,6 +75,7 @@ static void configure(struct bench *b, stk_config *k)
     k->optimizer_state = c->nvme ? STK_TIER_NVME : STK_TIER_HOST;
     k->activations = c->activations;
     k->update = c->update;
+    k->split_blocks = c->split_blocks;
     k->micro_batches = b->micros;
     k->chunk_elems = 2048;
     k->compute_threads = k->update_threads = 1;

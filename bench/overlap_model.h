@@ -30,6 +30,7 @@ struct overlap_case {
     stk_update update;
     stk_act activations;
     uint64_t buffer_bytes;      /* of the real machine: host memory between drive and update; 0: default */
+    uint32_t split_blocks;      /* UINT32_MAX: the engine's choice */
     uint64_t seed;
     uint32_t steps;             /* 0: 6; the mean of the last three is the result */
     const char *trace;          /* file; NULL: none */

@@ -4,7 +4,7 @@
  *
  *     build/bench/overlap_sim share/machines/rtx4090.json [--tokens 8192] [--states ram|nvme]
  *         [--clip quiet|binds|sometimes] [--update MODE] [--activations keep|recompute|host]
- *         [--micro N] [--buffer GiB] [--json F] [--trace F]
+ *         [--micro N] [--split BLOCKS] [--buffer GiB] [--json F] [--trace F]
  *
  * A program of its own: prints, exits. Virtual time, so it does not matter what else the machine does. */
 #include "bench/overlap_model.h"
@@ -21,7 +21,7 @@ static const struct { const char *name; stk_update update; } modes[] = {
 };
 
 struct asked {
-    uint32_t tokens, micro;
+    uint32_t tokens, micro, split;
     const char *states, *clip, *update, *activations, *json, *trace;
     double buffer_gib;
 };
@@ -65,7 +65,7 @@ static bool one(const stk_machine *m, const struct asked *a, uint32_t tokens, bo
             if (micro > tokens || (a->micro && micro != a->micro) || !wanted(a->activations, acts[act])) continue;
             struct overlap_case c = { .machine = m, .tokens = tokens, .micro_tokens = micro, .nvme = nvme,
                                       .clip = (enum overlap_clip)clip, .update = modes[mode].update,
-                                      .activations = (stk_act)act, .seed = 1, .trace = a->trace,
+                                      .activations = (stk_act)act, .seed = 1, .split_blocks = a->split, .trace = a->trace,
                                       .buffer_bytes = (uint64_t)(a->buffer_gib * 1073741824.0) };
             if (!overlap_run(&c, &r, why, sizeof why)) continue;
             if (best.step_s > 0 && best.step_s <= r.step_s) continue;
@@ -84,13 +84,14 @@ static bool one(const stk_machine *m, const struct asked *a, uint32_t tokens, bo
 
 int main(int argc, char **argv)
 {
-    struct asked a = { 0 };
+    struct asked a = { .split = UINT32_MAX };
     stk_machine m;
     char why[512];
     for (int i = 2; i + 1 < argc; i += 2) {
         const char *k = argv[i], *v = argv[i + 1];
         if (!strcmp(k, "--tokens")) a.tokens = (uint32_t)atoi(v);
         else if (!strcmp(k, "--micro")) a.micro = (uint32_t)atoi(v);
+        else if (!strcmp(k, "--split")) a.split = (uint32_t)atoi(v);
         else if (!strcmp(k, "--states")) a.states = v;
         else if (!strcmp(k, "--clip")) a.clip = v;
         else if (!strcmp(k, "--update")) a.update = v;

@@ -25,7 +25,7 @@ void stk_config_init(stk_config *c, size_t size)
     d.weight_decay = 0.01;
     d.clip = 1.0;
     d.micro_batches = 1;
-    d.prefetch = UINT32_MAX;
+    d.prefetch = d.split_blocks = UINT32_MAX;
     memcpy(c, &d, d.size);
 }
 

@@ -46,6 +46,8 @@ struct eng_placement {
     enum plan_update update;
     uint32_t spec_chunks;           /* speculate: so many chunks, the first of backward, have room for
                                      * their undo records (engine/spec.c) */
+    uint32_t split_blocks;          /* split, speculate: so many blocks, the first of the order, have
+                                     * their parameters made before their state (engine/mode.c) */
     uint32_t cached[CHUNK_STATE_N]; /* state on NVMe: its first so many units (PARAM: blocks, else
                                      * chunks, in the update's order) have host homes all the same
                                      * (engine/cache.c) */
@@ -311,6 +313,7 @@ bool place_trains(const stk_engine *e);
 /* `split`: the second buffer of a block's parameters; 0: it is not split. Of all blocks. */
 uint64_t place_second_of(const stk_engine *e, const struct eng_placement *pl, uint32_t block);
 uint64_t place_second_bytes(const stk_engine *e, const struct eng_placement *pl);
+void mode_blocks(const stk_engine *e, const struct eng_placement *pl); /* into e->pblocks */
 void mode_note(stk_engine *e, const struct eng_placement *pl);
 /* STK_ERR_CONFIG: the mode was asked for by name and cannot be. */
 stk_status mode_check(stk_engine *e, const struct eng_placement *pl);
@@ -318,6 +321,8 @@ stk_status mode_check(stk_engine *e, const struct eng_placement *pl);
 uint32_t place_store_room(const stk_engine *e, const struct eng_placement *pl);
 /* The update mode of a placement: what the client asked for, as far as it can be done. */
 enum plan_update update_mode_choose(const stk_engine *e, const struct eng_placement *pl);
+/* Of it: blocks that are split before anything was predicted. */
+uint32_t split_blocks_choose(const stk_engine *e, enum plan_update update);
 /* Writes the rows of the table for a placement (mem_note for what has no memory of ours). */
 stk_status place_table(stk_engine *e, const struct eng_placement *pl, struct mem *m,
                        struct stk_error *err);

@@ -320,6 +320,12 @@ void update_piece(void *arg, uint32_t tensor, uint64_t tensor_elem, uint32_t chu
                     u->param_out != NULL);
 }
 
+bool update_splits(const stk_engine *e, uint32_t chunk)
+{
+    if (!e->second || !e->second[chunk]) return false;
+    return !e->spec || !e->spec->tried || plan_splits_when_tried(&e->pin, chunk);
+}
+
 /* `split`: UPDATE makes the new parameter in the block's second buffer, which becomes the first;
  * COMMIT makes the state, and the same parameter where the old one was. */
 static void update_slice_run(void *arg, uint32_t slice, uint32_t n_slices)
@@ -329,12 +335,14 @@ static void update_slice_run(void *arg, uint32_t slice, uint32_t n_slices)
     const struct plan_node *n = node_of(e, op->node);
     struct update_slice u;
     update_slice_fill(e, n, slice, n_slices, &u);
-    if (e->second && e->second[n->chunk]) {
+    bool splits = update_splits(e, n->chunk);
+    if (splits) {
         if (n->kind == PLAN_COMMIT) u.param = e->second[n->chunk];
         else u.param_out = e->second[n->chunk];
     }
     adam_pieces(e->layout, &e->layout->chunks[n->chunk], u.begin, u.end, u.coef, update_piece, &u);
-    update_model_team(e, n->bytes / n_slices);
+    uint64_t rest = e->second && e->second[n->chunk] && !splits ? e->pchunks[n->chunk].bytes[CHUNK_OPT] : 0;
+    update_model_team(e, (n->bytes + rest) / n_slices);
 }
 
 static void update_done(void *arg)
@@ -346,7 +354,7 @@ static void update_done(void *arg)
     c->version = e->update_version;
     if (!n->spec) c->grad_at = NULL; /* its slot is another chunk's next */
     if (e->spec) spec_updated(e, n);
-    if (e->second && e->second[n->chunk] && n->kind == PLAN_UPDATE) {
+    if (n->kind == PLAN_UPDATE && update_splits(e, n->chunk)) {
         uint8_t *made = e->second[n->chunk];
         e->second[n->chunk] = c->host[CHUNK_PARAM];
         c->host[CHUNK_PARAM] = made;

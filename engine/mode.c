@@ -48,6 +48,12 @@ enum plan_update update_mode_choose(const stk_engine *e, const struct eng_placem
     return PLAN_CHASE;
 }
 
+uint32_t split_blocks_choose(const stk_engine *e, enum plan_update update)
+{
+    if (update != PLAN_SPLIT && update != PLAN_SPECULATE) return 0;
+    return e->cfg.split_blocks != UINT32_MAX || update == PLAN_SPLIT ? e->cfg.split_blocks : 0;
+}
+
 void mode_note(stk_engine *e, const struct eng_placement *pl)
 {
     bool split = e->cfg.update == STK_UPDATE_SPLIT, spec = e->cfg.update == STK_UPDATE_SPECULATE;
@@ -81,10 +87,20 @@ stk_status mode_check(stk_engine *e, const struct eng_placement *pl)
                          e->cfg.moments == STK_MOMENTS_BF16 ? "bf16" : "8bit");
 }
 
+void mode_blocks(const stk_engine *e, const struct eng_placement *pl)
+{
+    for (uint32_t i = 0; i < e->layout->n_blocks; i++) e->pblocks[i].split = false;
+    for (uint32_t i = 0; i < e->n_use_blocks && i < pl->split_blocks; i++)
+        e->pblocks[e->use_blocks[i]].split = true;
+}
+
 uint64_t place_second_of(const stk_engine *e, const struct eng_placement *pl, uint32_t block)
 {
     const struct stk_block *b = &e->layout->blocks[block];
-    const struct plan_input in = { .update = pl->update, .chunks = e->pchunks, .blocks = e->pblocks };
+    const struct plan_input in = { .update = pl->update,
+                                   .in_place = e->caps.host_in_place,
+                                   .chunks = e->pchunks,
+                                   .blocks = e->pblocks };
     if (e->cfg.own_order || b->n_chunks == 0 || !plan_splits(&in, b->first_chunk)) return 0;
     return round_page(b->elems * 2);
 }

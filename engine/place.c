@@ -71,6 +71,7 @@ static void fill_chunks(stk_engine *e, const struct eng_placement *pl)
                                                 .param_bytes = b->elems * 2,
                                                 .acc_bytes = b->elems_trainable * 4 };
     }
+    mode_blocks(e, pl);
 }
 
 static void fill_places(stk_engine *e, const struct eng_placement *pl)
@@ -603,6 +604,7 @@ static stk_status choose_acts(stk_engine *e, const struct eng_placement *homes, 
         if (acts_on_nvme(&pl) && !has_store(e)) continue;
         if (*ok && best_s <= 0) break; /* nothing to compare by */
         pl.update = update_mode_choose(e, &pl);
+        pl.split_blocks = split_blocks_choose(e, pl.update);
         STK_TRY(try_placement(e, &pl, lim, t[k].keep_half, &fit, &tight, &e->err));
         *any = true;
         if (!*ok && !fit) *out = pl;

@@ -111,6 +111,8 @@ struct plan_block_in {          /* one block as the plan sees it */
     uint32_t first_chunk, n_chunks, n_chunks_trainable;
     uint64_t param_bytes;       /* of the flat vector, 16-bit, unpadded */
     uint64_t acc_bytes;         /* fp32 accumulator of the trainable part; 0: frozen */
+    bool split;                 /* `split` and `speculate`: its parameters before its state, where that
+                                 * is possible (plan_splits) */
 };
 struct plan_chunk_in {
     uint32_t block;
@@ -237,13 +239,16 @@ static inline bool plan_passable(const struct plan_node *x)
 {
     return x->spec && (x->kind == PLAN_UPDATE || x->kind == PLAN_WRITE_BACK);
 }
-/* `split`: the chunk has an UPDATE that makes the parameter and a COMMIT: all its state is in host
- * memory, and its block has no frozen part, which would have to be in both buffers. */
+/* The chunk has an UPDATE that makes the parameter and a COMMIT: its block is to be split, all its state
+ * is in host memory, and it has no frozen part, which would have to be in both buffers. A device that
+ * reads host memory in place wants a block's chunks in one buffer: what is speculated, and so made
+ * where it lies, is not split there. */
 static inline bool plan_splits(const struct plan_input *in, uint32_t chunk)
 {
     const struct plan_chunk_in *c = &in->chunks[chunk];
     const struct plan_block_in *b = &in->blocks[c->block];
-    if (in->update != PLAN_SPLIT || in->own || c->frozen || b->n_chunks != b->n_chunks_trainable)
+    bool mode = in->update == PLAN_SPLIT || (in->update == PLAN_SPECULATE && !in->in_place);
+    if (!mode || !b->split || in->own || c->frozen || b->n_chunks != b->n_chunks_trainable)
         return false;
     for (uint32_t k = 0; k < b->n_chunks; k++)
         for (int s = 0; s < CHUNK_STATE_N; s++)
@@ -275,6 +280,15 @@ static inline uint64_t plan_act_bytes(const struct plan_input *in, uint32_t act)
     if (x->act != PLAN_ACT_NVME || in->own || in->mode != PLAN_TRAIN) return 0;
     if (act & 1) return x->fused ? 0 : x->full_bytes;
     return place > 0 && !x->no_input ? x->in_bytes : 0;
+}
+
+/* `speculate`, a period whose step is tried: of what the plan splits only the first block of the order,
+ * which the forward wants at once, is split; the other UPDATEs make everything and their COMMITs pass.
+ * Their commits would take the time in which backward speculates, and what it does not speculate would
+ * have to be committed again in the next period, and so on. */
+static inline bool plan_splits_when_tried(const struct plan_input *in, uint32_t chunk)
+{
+    return in->n_places > 0 && in->chunks[chunk].block == in->places[0].block;
 }
 
 /* Inside an update slot: PARAM at 0, then OPT, then GRAD, each padded to 4096; a state whose home

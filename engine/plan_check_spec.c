@@ -86,6 +86,8 @@ static stk_status check_speculated(struct checker *k, uint32_t chunk, const uint
         return check_fail(k, update, "does not follow the undo of its chunk");
     if (!check_before(k, update, spec))
         return check_fail(k, spec, "does not follow the update of the step before");
+    if (k->commit[chunk] != PLAN_NO && !check_before(k, k->commit[chunk], spec))
+        return check_fail(k, spec, "does not follow the commit of the step before");
     uint32_t v = last_visit[c->block];
     if (v != PLAN_NO && !check_before(k, k->p->visits[v].node, spec))
         return check_fail(k, spec, "a visit may still read what it changes");

@@ -114,6 +114,9 @@ void plan_spec_update(struct plan_builder *b, uint32_t chunk, uint32_t cast, uin
     x->slot = slot;
     x->src_slot = grad_slot;
     x->spec = true;
+    /* the last first: what backward leaves no time for are then the chunks that the next forward needs
+     * last, and not those it would wait for at once */
+    if (slot == PLAN_NO) x->rank = 2 * PLAN_RANK_LATER - x->rank;
     x->bytes = 2 * (c->bytes[CHUNK_PARAM] + c->bytes[CHUNK_OPT]) + c->bytes[CHUNK_GRAD];
     plan_node_dep(b, cast);
     for (int k = 0; k < 2; k++) plan_node_dep(b, fetched[k]);

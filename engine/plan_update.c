@@ -39,7 +39,8 @@ static void commit_chunk(struct plan_builder *b, uint32_t chunk)
     x->block = c->block;
     x->chunk = chunk;
     x->bytes = 2 * (c->bytes[CHUNK_PARAM] + c->bytes[CHUNK_OPT]) + c->bytes[CHUNK_GRAD];
-    x->rank += PLAN_RANK_LATER;
+    /* the last first: its gradient is the first to come */
+    x->rank = PLAN_RANK_LATER + PLAN_RANK_LATER / 2 - x->rank;
     plan_node_dep(b, b->update_node[chunk]);
     b->commit[chunk] = plan_node_end(b);
 }

@@ -138,6 +138,14 @@ static void spec_completed(struct predicted *r, uint32_t node)
     if ((n->kind == PLAN_VISIT || n->kind == PLAN_GRAD_CAST) && --s->final_left == 0) spec_close(r);
 }
 
+/* update_splits: the UPDATE makes all of it, though the plan has a COMMIT. */
+static bool whole(const struct predicted *r, const struct plan_node *n)
+{
+    const struct plan_input *in = r->in->input;
+    return in->update == PLAN_SPECULATE && !r->in->norm_fails && n->part == PLAN_RUN_UPDATE &&
+           plan_splits(in, n->chunk) && !plan_splits_when_tried(in, n->chunk);
+}
+
 /* A quiet run: what was made in the period before is right. */
 static bool spec_passes(const struct predicted *r, uint32_t node)
 {
@@ -149,6 +157,7 @@ static bool spec_passes(const struct predicted *r, uint32_t node)
     if (n->spec) return n->kind == PLAN_WRITE_BACK ? !(s->now[n->chunk] & MADE) : s->closed;
     if (n->for_next && n->optional) return (s->now[n->chunk] & MADE) || s->final_left == 0;
     if (n->part != PLAN_RUN_UPDATE) return false;
+    if (n->kind == PLAN_COMMIT && whole(r, n)) return true;
     uint8_t bits = s->before[n->chunk];
     return (bits & MADE) || (n->kind == PLAN_FETCH && (bits & 1u << n->state));
 }
@@ -262,7 +271,8 @@ static void team_work(const struct predicted *r, const struct plan_node *n, stru
 {
     const stk_machine *m = r->m;
     if (m->update_bytes_per_s <= 0) return;
-    w->ns = ns_of((double)n->bytes, m->update_bytes_per_s);
+    uint64_t rest = n->kind == PLAN_UPDATE && whole(r, n) ? r->in->input->chunks[n->chunk].bytes[CHUNK_OPT] : 0;
+    w->ns = ns_of((double)(n->bytes + rest), m->update_bytes_per_s);
     use(w, PREDICT_CORES, threads(m, r->in->update_threads));
     use(w, PREDICT_DRAM, of_dram(m, m->update_bytes_per_s));
 }

@@ -212,6 +212,10 @@ typedef struct stk_config {
                                    * [HOST], then [NVME]; all others as `activations` says, which is
                                    * then no policy that stands before one of these. Only positions
                                    * count that leave a full set and are not fused. All 0: no mix */
+    uint32_t split_blocks;        /* split, and speculate on a device with memory of its own: of so many
+                                   * blocks, the first of the order, the parameters are made before the
+                                   * state. UINT32_MAX: as many as are predicted to pay; where nothing can
+                                   * be predicted, with split all, with speculate none */
 } stk_config;
 
 /* Fills defaults: host, auto everywhere, adamw 0.9 0.999 1e-8 0.01, clip 1.0, one micro-batch,

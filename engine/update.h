@@ -23,6 +23,8 @@ void update_slice_fill(stk_engine *e, const struct plan_node *n, uint32_t slice,
  * False: none, or the tensor got no gradient. */
 bool update_span(const struct update_slice *u, uint32_t tensor, uint32_t chunk_elem, uint32_t n,
                  struct adam_span *s, uint32_t *at);
+/* Does this period's UPDATE of the chunk make only the parameter, in its second buffer? */
+bool update_splits(const stk_engine *e, uint32_t chunk);
 /* For chunk_pieces; arg: a struct update_slice. */
 void update_piece(void *arg, uint32_t tensor, uint64_t tensor_elem, uint32_t chunk_elem,
                   uint32_t n);

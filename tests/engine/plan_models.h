@@ -117,6 +117,7 @@ static inline void random_model(struct model *m, struct rng *r)
     random_chunks(m, r);
     uint32_t act = pick(r, PLAN_ACT_N + 2), n = 0; /* the same everywhere, or mixed */
     for (uint32_t b = 0; b < n_blocks; b++) m->places[n++].block = b;
+    for (uint32_t b = 0; b < n_blocks; b++) m->blocks[b].split = b % 4 != 3;
     if (pick(r, 3) == 0) m->places[n++].block = 0; /* tied embedding */
     if (pick(r, 8) == 0 && n_blocks > 1) m->places[n++].block = 1; /* and a stranger knot */
     for (uint32_t i = 0; i < n; i++) {
