@@ -96,7 +96,10 @@ void exec_lane_busy(struct exec_lane *lane, uint64_t busy_ns);
 /* What a simulated machine has only once, and parts of it (0 to 1) that a piece of work takes while it
  * goes at full speed. */
 enum exec_share { EXEC_SHARE_DRAM, EXEC_SHARE_LINK, EXEC_SHARE_DRIVE, EXEC_SHARES };
-struct exec_need { double part[EXEC_SHARES]; };
+struct exec_need {
+    double part[EXEC_SHARES];
+    double weight; /* while others want the DRIVE, too: its part of the speed; 0: 1 */
+};
 /* As exec_lane_busy, for work that takes busy_ns alone; while the parts of all work under way add up to
  * more than there is, all that use the short one slow down alike (max-min fair, as in
  * engine/predict.c). At most once in a task. */

@@ -13,6 +13,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -27,6 +28,7 @@ struct sim_world {
     struct rng rng;
     struct exec_lane *current; /* whose task runs; NULL between tasks */
     struct sim_source *sources;
+    uint32_t on_drive;          /* lanes that share the drive now */
     uint64_t settled_ns;        /* up to here `left_ns` of sharing lanes is right */
     double used_ns[EXEC_SHARES];
 };
@@ -55,23 +57,29 @@ static struct sim_world *world_of(const struct exec *ex)
 
 static struct sim_lane *sim_of(struct exec_lane *l) { return (struct sim_lane *)l; }
 
-/* The share that allows the lowest speed to those whose speed is open (progressive filling: Bertsekas &
- * Gallager, "Data Networks", 1992, section 6.5.2); 1: none is short. */
+static double weight_of(const struct sim_world *w, const struct sim_lane *s)
+{
+    return s->need.weight > 0 && w->on_drive > 1 ? s->need.weight : 1;
+}
+
+/* The share that allows the lowest speed, of one of weight 1, to those whose speed is open (progressive
+ * filling: Bertsekas & Gallager, "Data Networks", 1992, section 6.5.2). */
 static double tightest(struct sim_world *w, uint32_t *which)
 {
-    double asked[EXEC_SHARES] = { 0 }, left[EXEC_SHARES], lowest = 1;
+    double asked[EXEC_SHARES] = { 0 }, left[EXEC_SHARES], lowest = INFINITY;
     for (uint32_t k = 0; k < EXEC_SHARES; k++) left[k] = 1;
     for (struct exec_lane *l = w->base.lanes; l; l = l->next) {
         const struct sim_lane *s = sim_of(l);
         for (uint32_t k = 0; s->sharing && k < EXEC_SHARES; k++) {
-            if (s->open) asked[k] += s->need.part[k];
+            if (s->open) asked[k] += s->need.part[k] * weight_of(w, s);
             else left[k] -= s->need.part[k] * s->speed;
         }
     }
     for (uint32_t k = 0; k < EXEC_SHARES; k++) {
-        double speed = asked[k] > 0 ? (left[k] > 0 ? left[k] / asked[k] : 0) : 1;
+        if (!(asked[k] > 0)) continue;
+        double speed = left[k] > 0 ? left[k] / asked[k] : 0;
         if (speed >= lowest) continue;
-        lowest = speed > 1e-6 ? speed : 1e-6; /* rounding must not stop the clock */
+        lowest = speed;
         *which = k;
     }
     return lowest;
@@ -79,18 +87,23 @@ static double tightest(struct sim_world *w, uint32_t *which)
 
 static void find_speeds(struct sim_world *w)
 {
+    w->on_drive = 0;
     for (struct exec_lane *l = w->base.lanes; l; l = l->next) {
         sim_of(l)->open = sim_of(l)->sharing;
         sim_of(l)->speed = 1;
+        w->on_drive += sim_of(l)->sharing && sim_of(l)->need.part[EXEC_SHARE_DRIVE] > 0;
     }
     for (;;) {
         uint32_t which = EXEC_SHARES;
-        double speed = tightest(w, &which);
-        if (which == EXEC_SHARES) break;
-        for (struct exec_lane *l = w->base.lanes; l; l = l->next) {
+        double speed = tightest(w, &which), full = INFINITY;
+        for (struct exec_lane *l = w->base.lanes; l; l = l->next)
+            if (sim_of(l)->open && 1 / weight_of(w, sim_of(l)) < full) full = 1 / weight_of(w, sim_of(l));
+        if (full == INFINITY) break;
+        for (struct exec_lane *l = w->base.lanes; l; l = l->next) { /* full speed first, or held back */
             struct sim_lane *s = sim_of(l);
-            if (!s->open || !(s->need.part[which] > 0)) continue;
-            s->speed = speed;
+            double weight = weight_of(w, s), at = full <= speed ? 1 : speed * weight;
+            if (!s->open || (full <= speed ? 1 / weight > full : !(s->need.part[which] > 0))) continue;
+            s->speed = at > 1e-6 ? at : 1e-6; /* rounding must not stop the clock */
             s->open = false;
         }
     }

@@ -41,6 +41,11 @@ void eng_note(stk_engine *e, const char *fmt, ...)
         e->n_notes++;
 }
 
+void eng_notes_cut(stk_engine *e, uint32_t n)
+{
+    while (e->n_notes > n) sys_free(e->notes[--e->n_notes]);
+}
+
 enum eng_state eng_state(const stk_engine *e) { return getpid() == e->pid ? e->state : ENG_FORKED; }
 
 stk_status eng_refuse_state(stk_engine *e, const char *call, const char *expected)

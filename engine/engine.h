@@ -55,6 +55,9 @@ struct eng_placement {
     uint64_t host_bytes, device_bytes, nvme_bytes; /* sums, with everything the table has */
 };
 
+/* A mode that is tried for its prediction, or was chosen by it (engine/mode_auto.c). */
+struct eng_mode_try { bool set; enum plan_update update; uint32_t split_blocks; };
+
 #define ENG_VISITS_IN_FLIGHT 4
 #define ENG_CASTS 2
 
@@ -115,7 +118,8 @@ struct eng_run {
     uint32_t visits_in_flight;
     uint32_t hold_visit;            /* own order: this visit completes only at stk_step_end;
                                      * PLAN_NO: none */
-    uint8_t last_kind;              /* kind of the node that completed last: cause of a wait */
+    uint32_t last_node;             /* the one that completed last */
+    double *end_ns;                 /* of each node: when it completed (plan_wait.c); 0: not yet */
     _Atomic bool active;            /* read by a left-over pump task while the application's thread
                                      * sets the next run up */
     uint64_t last_visit_done_ns;
@@ -278,11 +282,13 @@ struct stk_engine {
     _Atomic uint32_t held_visits;          /* own order: planned visits that the client has not
                                             * released */
     _Atomic uint8_t visit_cause;    /* plan kind that the handed-out visit waited for */
+    _Atomic uint64_t asked_ns;      /* when the application asked for it */
     _Atomic uint64_t progress;      /* completions so far: tells a long wait from a stall */
 
     struct run_op visit_ops[ENG_VISITS_IN_FLIGHT];
     struct own_order *own;          /* engine/own.c; NULL unless cfg.own_order */
     /* prediction */
+    struct eng_mode_try mode_try;
     bool predicting;                /* this machine was measured for it: seal measures drives, too */
     stk_machine measured;           /* its figures then */
     struct eng_trial *trial;        /* NULL: none */
@@ -300,6 +306,7 @@ struct stk_engine {
 enum eng_state eng_state(const stk_engine *e);
 stk_status eng_refuse_state(stk_engine *e, const char *call, const char *expected);
 void eng_note(stk_engine *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void eng_notes_cut(stk_engine *e, uint32_t n); /* forgets all but the first n */
 
 /* --- place.c: pure ---------------------------------------------------------------------------- */
 /* Fills e->pblocks, pchunks, pplaces, pin from layout and places (homes from `pl`). */
@@ -317,6 +324,9 @@ void mode_blocks(const stk_engine *e, const struct eng_placement *pl); /* into e
 void mode_note(stk_engine *e, const struct eng_placement *pl);
 /* STK_ERR_CONFIG: the mode was asked for by name and cannot be. */
 stk_status mode_check(stk_engine *e, const struct eng_placement *pl);
+/* place_choose with the update mode that config.update says, or the best by prediction: mode_auto.c. */
+stk_status mode_place(stk_engine *e, uint64_t host_limit, uint64_t device_limit,
+                      struct eng_placement *out);
 /* Versions of an extent that the store has room for. */
 uint32_t place_store_room(const stk_engine *e, const struct eng_placement *pl);
 /* The update mode of a placement: what the client asked for, as far as it can be done. */

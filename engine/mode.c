@@ -38,10 +38,21 @@ static bool auto_speculates(const stk_engine *e, const struct eng_placement *pl)
            !e->cfg.durable && room_for_versions(e);
 }
 
+/* What a prediction tries or has chosen, where it can be done; `auto` wants more room on the drives only
+ * where that is no question. */
+static enum plan_update tried_mode(const stk_engine *e, const struct eng_placement *pl)
+{
+    if (e->mode_try.update != PLAN_SPECULATE) return e->mode_try.update;
+    bool drives = e->cfg.update == STK_UPDATE_AUTO && pl->opt == CHUNK_NVME;
+    bool room = !drives || (!e->cfg.durable && room_for_versions(e));
+    return can_speculate(e, pl) && room ? PLAN_SPECULATE : PLAN_CHASE;
+}
+
 enum plan_update update_mode_choose(const stk_engine *e, const struct eng_placement *pl)
 {
     if (e->cfg.update == STK_UPDATE_SERIAL) return PLAN_SERIAL;
     if (e->cfg.own_order) return PLAN_CHASE;
+    if (e->mode_try.set) return tried_mode(e, pl);
     if (e->cfg.update == STK_UPDATE_SPLIT) return PLAN_SPLIT;
     if (e->cfg.update == STK_UPDATE_SPECULATE && can_speculate(e, pl)) return PLAN_SPECULATE;
     if (auto_speculates(e, pl)) return PLAN_SPECULATE;
@@ -51,6 +62,7 @@ enum plan_update update_mode_choose(const stk_engine *e, const struct eng_placem
 uint32_t split_blocks_choose(const stk_engine *e, enum plan_update update)
 {
     if (update != PLAN_SPLIT && update != PLAN_SPECULATE) return 0;
+    if (e->mode_try.set) return e->mode_try.split_blocks;
     return e->cfg.split_blocks != UINT32_MAX || update == PLAN_SPLIT ? e->cfg.split_blocks : 0;
 }
 
@@ -66,7 +78,7 @@ void mode_note(stk_engine *e, const struct eng_placement *pl)
     else if (spec && pl->update != PLAN_SPECULATE)
         eng_note(e, "update: chase, because the store that was taken over has no room for versions "
                     "that may be taken back");
-    if (e->cfg.update == STK_UPDATE_AUTO && pl->update == PLAN_SPECULATE)
+    if (e->cfg.update == STK_UPDATE_AUTO && pl->update == PLAN_SPECULATE && !e->mode_try.set)
         eng_note(e, "update: speculate, because clipping is off: state moves under backward, too");
     if (pl->update != PLAN_SPECULATE) return;
     for (uint32_t i = 0; i < e->layout->n_chunks; i++) n += e->pchunks[i].spec;

@@ -317,6 +317,14 @@ stk_status plan_needs(const struct plan_input *in, uint64_t least[PLAN_ARENA_N],
  * STK_ERR_STATE names the node. */
 stk_status plan_check(const struct plan_input *in, const struct plan *p, struct stk_error *err);
 
+/* plan_wait.c: what somebody waited for from since_ns until `node` ended: the kind that most of the
+ * chain of last dependencies is made of. end_ns: of each node, 0: has not ended. `otherwise`: where the
+ * chain has nothing to say (it ended before, or is a visit). The second: of a visit's dependencies. */
+uint8_t plan_wait_kind(const struct plan *p, uint32_t node, const double *end_ns, double since_ns,
+                       uint8_t otherwise);
+uint8_t plan_visit_waits(const struct plan *p, uint32_t visit_node, const double *end_ns,
+                         double since_ns, uint8_t otherwise);
+
 /* "fetch opt 12", "visit forward 3.0": what a trace calls a node. */
 void plan_node_name(const struct plan *p, uint32_t node, char *buf, size_t size);
 /* One line a node, stable: for diffs. */

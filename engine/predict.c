@@ -30,15 +30,22 @@ void predict_world_free(struct predict_world *w)
 
 /* --- speeds ----------------------------------------------------------------------------------- */
 
-/* The share that allows the lowest speed to those whose speed is open; 1: none is short. */
+static double weight_of(const struct predict_world *w, uint32_t server)
+{
+    uint32_t other = server < PREDICT_WRITE0 ? server + PREDICT_DRIVES : server - PREDICT_DRIVES;
+    double weight = w->one[server].now.weight;
+    return server >= PREDICT_READ0 && weight > 0 && w->one[other].active ? weight : 1;
+}
+
+/* The share that allows the lowest speed, of one of weight 1, to those whose speed is open. */
 static double tightest(const struct predict_world *w, const bool *open, uint32_t *which)
 {
-    double asked[PREDICT_SHARES] = { 0 }, left[PREDICT_SHARES], lowest = 1;
+    double asked[PREDICT_SHARES] = { 0 }, left[PREDICT_SHARES], lowest = INFINITY;
     memcpy(left, w->capacity, sizeof left);
     for (uint32_t i = 0; i < PREDICT_SERVERS; i++) {
         const struct predict_one *s = &w->one[i];
         for (uint32_t k = 0; s->active && k < s->now.n_uses; k++) {
-            if (open[i]) asked[s->now.use[k].share] += (double)s->now.use[k].part;
+            if (open[i]) asked[s->now.use[k].share] += (double)s->now.use[k].part * weight_of(w, i);
             else left[s->now.use[k].share] -= (double)s->now.use[k].part * s->speed;
         }
     }
@@ -68,11 +75,14 @@ static void find_speeds(struct predict_world *w)
     }
     for (;;) {
         uint32_t which = PREDICT_SHARES;
-        double speed = tightest(w, open, &which);
-        if (which == PREDICT_SHARES) break;
-        for (uint32_t i = 0; i < PREDICT_SERVERS; i++) {
-            if (!open[i] || !uses(&w->one[i], which)) continue;
-            w->one[i].speed = speed > 1e-6 ? speed : 1e-6; /* rounding must not stop the clock */
+        double speed = tightest(w, open, &which), full = INFINITY;
+        for (uint32_t i = 0; i < PREDICT_SERVERS; i++)
+            if (open[i] && 1 / weight_of(w, i) < full) full = 1 / weight_of(w, i);
+        if (full == INFINITY) break;
+        for (uint32_t i = 0; i < PREDICT_SERVERS; i++) { /* who reaches full speed first, or is held back */
+            double weight = weight_of(w, i), at = full <= speed ? 1 : speed * weight;
+            if (!open[i] || (full <= speed ? 1 / weight > full : !uses(&w->one[i], which))) continue;
+            w->one[i].speed = at > 1e-6 ? at : 1e-6; /* rounding must not stop the clock */
             open[i] = false;
         }
     }

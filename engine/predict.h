@@ -11,7 +11,8 @@
  * each with a queue by class, then by arrival. A thing at a server has a time that it takes alone and
  * SHARES of what the hardware has only once: cores, DRAM, the link's two directions together, a
  * drive's two directions together. While the shares of what runs add up to more than there is,
- * everything that uses the short one slows down alike (max-min fair).
+ * everything that uses the short one slows down alike (max-min fair); but a drive's two directions move
+ * equal bytes then, which is how the rate of both at once was measured.
  *
  * Times are double, in nanoseconds. Sizes of public figures: engine/stoker.h, stk_machine. */
 #ifndef ENGINE_PREDICT_H
@@ -82,6 +83,8 @@ struct predict_work {
     double ns;
     struct { uint8_t share; float part; } use[PREDICT_SHARES_OF_ONE];
     uint32_t n_uses;
+    double weight;              /* of a transfer while its drive moves the other direction, too: its part
+                                 * of the speed; 0: 1 */
 };
 
 #define PREDICT_QUEUE 128

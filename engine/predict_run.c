@@ -35,12 +35,13 @@ struct predicted {
     void *arg;
     uint32_t *deps_left;
     uint8_t *state;             /* enum run_node_state */
-    double *begin_ns;
+    double *begin_ns, *end_ns;
     uint64_t *heap[PLAN_RESOURCE_N];
     uint32_t heap_n[PLAN_RESOURCE_N];
     struct pool pool[PLAN_RESOURCE_N];
     uint32_t nodes_left, next_visit, visits_in_flight;
-    uint8_t last_kind, cause;
+    uint32_t last_node;
+    uint8_t cause;
     double last_visit_done_ns, asked_ns, busy_at_ask_ns;
     struct predict_spec spec;
     double exposed_ns[5];       /* nvme, copy, update, gather, queue */
@@ -79,7 +80,6 @@ static void node_ready(struct predicted *r, uint32_t node)
     const struct plan_node *n = &r->p->nodes[node];
     r->state[node] = RUN_READY;
     if (n->kind != PLAN_VISIT) push(r, n->resource, node);
-    else if (n->visit == r->next_visit) r->cause = r->last_kind;
 }
 
 static void meet_successors(struct predicted *r, uint32_t node, bool at_hand_out)
@@ -197,7 +197,8 @@ static void complete(struct predicted *r, uint32_t node)
     const struct plan_node *n = &r->p->nodes[node];
     r->state[node] = RUN_DONE;
     spec_completed(r, node);
-    r->last_kind = n->kind;
+    r->last_node = node;
+    r->end_ns[node] = r->w->now_ns;
     if (r->each) r->each(r->arg, node, r->begin_ns[node], r->w->now_ns);
     meet_successors(r, node, false);
     r->nodes_left--;
@@ -304,6 +305,7 @@ static void drive_work(const struct predicted *r, const struct plan_node *n, boo
     w->ns = ns_of((double)((n->bytes + STORE_ALIGN - 1) / STORE_ALIGN * STORE_ALIGN), rate);
     use(w, PREDICT_DRIVE0 + k,
         1 / both(d->read_bytes_per_s, d->write_bytes_per_s, d->both_bytes_per_s));
+    w->weight = d->both_bytes_per_s / (2 * rate);
     use(w, PREDICT_DRAM, of_dram(r->m, rate));
     use(w, PREDICT_CORES, d->cores_busy * one_core(r->m));
 }
@@ -423,7 +425,9 @@ static bool hand_out(struct predicted *r)
     }
     double waited = r->w->now_ns - r->asked_ns,
            busy = r->w->busy_ns[PREDICT_COMPUTE] - r->busy_at_ask_ns;
-    r->exposed_ns[cause_of(r->cause)] += waited > busy ? waited - busy : 0;
+    uint8_t cause = plan_visit_waits(r->p, node, r->end_ns, r->asked_ns, r->cause);
+    r->exposed_ns[cause_of(cause)] += waited > busy ? waited - busy : 0;
+    r->cause = PLAN_JOIN;
     r->asked_ns = r->w->now_ns;
     r->busy_at_ask_ns = r->w->busy_ns[PREDICT_COMPUTE];
     r->state[node] = RUN_ISSUED;
@@ -503,7 +507,8 @@ static void count_deps(struct predicted *r)
 
 static stk_status run(struct predicted *r, struct stk_error *err)
 {
-    r->last_kind = PLAN_JOIN;
+    r->last_node = PLAN_NO;
+    r->cause = PLAN_JOIN;
     count_deps(r);
     spec_begin(r);
     pump(r);
@@ -566,7 +571,7 @@ static void fill(struct predicted *r, stk_prediction *o)
 {
     double step = r->w->now_ns, compute = r->w->busy_ns[PREDICT_COMPUTE];
     double last = r->last_visit_done_ns;
-    uint8_t tail = r->last_kind == PLAN_NORM ? PLAN_GRAD_CAST : r->last_kind;
+    uint8_t tail = plan_wait_kind(r->p, r->last_node, r->end_ns, last, PLAN_GRAD_CAST);
     if (last > 0 && step > last) r->exposed_ns[cause_of(tail)] += step - last;
     double idle = step - compute, waited = 0, sum = 0;
     for (int k = 0; k < 4; k++) waited += r->exposed_ns[k];
@@ -620,10 +625,11 @@ static stk_status set_up(struct predicted *r, struct stk_error *err)
     r->deps_left = sys_calloc(n + 1, sizeof *r->deps_left);
     r->state = sys_calloc(n + 1, 1);
     r->begin_ns = sys_calloc(n + 1, sizeof *r->begin_ns);
+    r->end_ns = sys_calloc(n + 1, sizeof *r->end_ns);
     uint32_t chunks = r->in->input->n_chunks;
     r->spec.node = sys_calloc(chunks + 1, sizeof *r->spec.node);
     r->spec.order = sys_calloc(chunks + 1, sizeof *r->spec.order);
-    bool ok = r->deps_left && r->state && r->begin_ns && r->spec.node && r->spec.order;
+    bool ok = r->deps_left && r->state && r->begin_ns && r->end_ns && r->spec.node && r->spec.order;
     for (uint32_t k = 0; k < PLAN_RESOURCE_N; k++) {
         r->heap[k] = sys_calloc(n + 1, sizeof *r->heap[k]);
         r->pool[k].limit = k == PLAN_UPDATE_TEAM ? UPDATES_IN_FLIGHT : RUN_OPS_PER_RESOURCE;
@@ -657,6 +663,7 @@ static stk_status run_once(const struct predict_in *in, predict_node_fn *each, v
     sys_free(r.deps_left);
     sys_free(r.state);
     sys_free(r.begin_ns);
+    sys_free(r.end_ns);
     sys_free(r.spec.node);
     sys_free(r.spec.order);
     for (uint32_t k = 0; k < PLAN_RESOURCE_N; k++) sys_free(r.heap[k]);

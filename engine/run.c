@@ -47,7 +47,8 @@ stk_status run_alloc(stk_engine *e, uint32_t n_nodes_max)
     struct eng_run *r = &e->run;
     r->deps_left = sys_calloc(n_nodes_max, sizeof *r->deps_left);
     r->node_state = sys_calloc(n_nodes_max, 1);
-    bool ok = r->deps_left && r->node_state;
+    r->end_ns = sys_calloc(n_nodes_max, sizeof *r->end_ns);
+    bool ok = r->deps_left && r->node_state && r->end_ns;
     for (uint32_t k = 0; k < PLAN_RESOURCE_N; k++) {
         r->heap[k] = sys_calloc(n_nodes_max, sizeof *r->heap[k]);
         ok = ok && r->heap[k];
@@ -72,6 +73,7 @@ void run_free(stk_engine *e)
 {
     sys_free(e->run.deps_left);
     sys_free(e->run.node_state);
+    sys_free(e->run.end_ns);
     for (uint32_t k = 0; k < PLAN_RESOURCE_N; k++) sys_free(e->run.heap[k]);
 }
 
@@ -103,10 +105,7 @@ static void node_ready(stk_engine *e, uint32_t node)
     STK_ASSERT(r->node_state[node] == RUN_WAITING);
     r->node_state[node] = RUN_READY;
     const struct plan_node *n = &r->plan->nodes[node];
-    if (n->kind == PLAN_VISIT) {
-        if (n->visit == r->next_visit) e->visit_cause = r->last_kind;
-        return;
-    }
+    if (n->kind == PLAN_VISIT) return;
     heap_push(r, n->resource, node);
 }
 
@@ -140,7 +139,8 @@ void run_complete(stk_engine *e, uint32_t node)
     r->node_state[node] = RUN_DONE;
     if (e->spec) spec_completed(e, node); /* nodes that will not be made pass now, before this one
                                            * counts: the run is not over meanwhile */
-    r->last_kind = n->kind;
+    r->last_node = node;
+    r->end_ns[node] = (double)exec_now_ns(e->ex);
     trace_node_end(e, node);
     atomic_fetch_add_explicit(&e->progress, 1, memory_order_relaxed);
     meet_successors(e, node, false);
@@ -190,6 +190,8 @@ static bool hand_out_visit(stk_engine *e)
         e->visit_cause = PLAN_VISIT;
         return false;
     }
+    e->visit_cause = plan_visit_waits(r->plan, node, r->end_ns, (double)atomic_load(&e->asked_ns),
+                                      e->visit_cause);
     r->node_state[node] = RUN_ISSUED;
     trace_node_begin(e, node);
     r->visits_in_flight++;
@@ -318,7 +320,8 @@ void run_start(stk_engine *e, const struct plan *p, uint32_t parts, uint32_t hol
     r->parts = parts;
     r->hold_visit = hold_visit;
     r->next_visit = 0;
-    r->last_kind = PLAN_JOIN;
+    r->last_node = PLAN_NO;
+    memset(r->end_ns, 0, p->n_nodes * sizeof *r->end_ns);
     r->last_visit_done_ns = 0;
     atomic_store(&e->want, 0);
     for (uint32_t k = 0; k < PLAN_RESOURCE_N; k++) r->heap_n[k] = 0;

@@ -375,7 +375,7 @@ static stk_status seal_plan(stk_engine *e)
     STK_TRY(durable_look(e));
     uint64_t host, device;
     limits(e, &host, &device);
-    STK_TRY(place_choose(e, host, device, &e->place));
+    STK_TRY(mode_place(e, host, device, &e->place));
     STK_TRY(mode_check(e, &e->place));
     STK_TRY(build_plans(e));
     STK_TRY(check_disk(e));

@@ -104,6 +104,8 @@ stk_status step_wait_visit(stk_engine *e, uint32_t index)
 {
     uint64_t t0 = exec_now_ns(e->ex), busy0 = dev_stream_busy_ns(e->compute);
     exec_event_reset(&e->visit_event);
+    atomic_store(&e->asked_ns, t0);
+    e->visit_cause = PLAN_JOIN;
     atomic_store(&e->stuck, false);
     atomic_store(&e->want, index + 1);
     exec_post(e->lane, &e->pump_task);
@@ -238,7 +240,8 @@ stk_status step_finish(stk_engine *e, stk_step_stats *stats)
     uint64_t now = exec_now_ns(e->ex), last = e->run.last_visit_done_ns;
     stk_step_stats s = { 0 };
     double scale = e->loss_scale;
-    uint8_t tail = e->run.last_kind == PLAN_NORM ? PLAN_GRAD_CAST : e->run.last_kind;
+    uint8_t tail = plan_wait_kind(e->run.plan, e->run.last_node, e->run.end_ns, (double)last,
+                                  PLAN_GRAD_CAST);
     if (last && now > last) trace_wait(e, PLAN_NO, tail, last, now);
     trace_step(e, e->step_begin_ns, now);
     bool applied = norm_decide(e), undo = spec_decided(e, applied);

@@ -70,6 +70,7 @@ static void sim_way_run(void *arg)
                       : 2;
     struct exec_need need = { { 0 } };
     need.part[EXEC_SHARE_DRIVE] = 1 / (both < 1 ? 1 : both > 2 ? 2 : both);
+    need.weight = c->both_bytes_per_s / (2 * rate); /* equal bytes each way */
     if (c->dram_bytes_per_s > 0) need.part[EXEC_SHARE_DRAM] = rate / c->dram_bytes_per_s;
     exec_lane_busy_sharing(y->lane, (uint64_t)((double)y->now->size_bytes / rate * 1e9), &need);
     exec_post(y->lane, &y->task);

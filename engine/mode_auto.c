@@ -1,0 +1,148 @@
+/* engine/mode_auto.c - `--update auto`, and how many blocks `split` and `speculate` split, by prediction.
+ *
+ * Application's thread, inside stk_seal: places and builds a plan for each candidate, predicts it
+ * (engine/predict.h), lets the winner be placed. Owns nothing. Must not know how nodes run.
+ *
+ * CANDIDATES. chase; split of a quarter, half, three quarters and all of the blocks, then of an eighth
+ * less and more than the best of these; speculate, with as many blocks split as was best there, and at
+ * least the first. serial never. With clipping a mode is worth the mean of a step whose norm binds and
+ * one whose norm does not.
+ * RULE. Another mode than chase takes memory (records of 1.3 bytes a parameter, second parameters of 2):
+ * it must be predicted TENTH of a step faster, and fit beside everything else.
+ * NOT PREDICTED, and so chase as before (mode.c has the rest of the rule): own order; a machine of which
+ * nothing is known yet when memory is placed, which is every real run whose drives matter; a device that
+ * computes on the host's cores, where the update hides under nothing. Bits never depend on it. */
+#include "engine/machine.h"
+#include "engine/predict.h"
+#include "base/sys.h"
+
+#include <string.h>
+
+#define GAIN_LEAST 0.05
+
+struct search {
+    stk_engine *e;
+    uint64_t host, device;
+    double chase_s;             /* 0: not predicted */
+    double best_s, best_binds_s; /* of the best so far */
+    struct eng_mode_try best;
+};
+
+static bool predictable(const stk_engine *e)
+{
+    const stk_machine *m = e->cfg.machine;
+    if (e->cfg.own_order || !place_trains(e)) return false;
+    return m ? !m->on_host && m->update_bytes_per_s > 0 : e->caps.modelled_time;
+}
+
+static stk_status predict_both(stk_engine *e, const struct plan *p, const struct plan_input *in,
+                               double *quiet_s, double *binds_s)
+{
+    stk_prediction out = { .size = sizeof out };
+    STK_TRY(predict_plan(e, NULL, p, in, false, &out));
+    *quiet_s = *binds_s = out.step_s;
+    if (in->update != PLAN_SPECULATE || !(e->cfg.clip > 0)) return STK_OK;
+    STK_TRY(predict_plan(e, NULL, p, in, true, &out));
+    *binds_s = out.step_s;
+    return STK_OK;
+}
+
+/* One candidate. False: it does not fit or cannot be predicted; the sentence is forgotten. */
+static bool consider(struct search *s, enum plan_update update, uint32_t split_blocks, double *seconds,
+                     double *binds)
+{
+    stk_engine *e = s->e;
+    struct eng_placement pl;
+    struct plan_input in;
+    struct plan *p = NULL;
+    uint32_t notes = e->n_notes;
+    double quiet = 0;
+    e->mode_try = (struct eng_mode_try){ true, update, split_blocks };
+    stk_status st = place_choose(e, s->host, s->device, &pl);
+    bool same = st == STK_OK && pl.update == update;
+    if (same) st = place_input(e, &pl, PLAN_TRAIN, &in);
+    if (same && st == STK_OK) st = plan_build(&in, &p, NULL, &e->err);
+    if (same && st == STK_OK) st = predict_both(e, p, &in, &quiet, binds);
+    plan_free(p);
+    eng_notes_cut(e, notes);
+    stk_error_clear(&e->err);
+    *seconds = (quiet + *binds) / 2;
+    if (!same || st != STK_OK) return false;
+    if (update == PLAN_CHASE) s->chase_s = *seconds;
+    if (s->best_s > 0 && *seconds >= s->best_s) return true;
+    s->best_s = *seconds;
+    s->best_binds_s = *binds;
+    s->best = e->mode_try;
+    return true;
+}
+
+/* How many blocks to split, where the norm is known before the update. 0: none. */
+static uint32_t search_split(struct search *s)
+{
+    uint32_t n = s->e->n_use_blocks, best = 0;
+    double least = s->chase_s, at, binds;
+    for (uint32_t k = 1; k <= 4; k++)
+        if (consider(s, PLAN_SPLIT, n * k / 4, &at, &binds) && (least <= 0 || at < least)) {
+            least = at;
+            best = n * k / 4;
+        }
+    uint32_t middle = best, step = n / 8;
+    for (int side = -1; side <= 1 && middle > 0 && step > 0; side += 2) {
+        uint32_t k = side < 0 ? middle - step : middle + step;
+        if (k == 0 || k > n || !consider(s, PLAN_SPLIT, k, &at, &binds) || at >= least) continue;
+        least = at;
+        best = k;
+    }
+    return best;
+}
+
+static void search_all(struct search *s)
+{
+    double at, binds;
+    stk_update asked = s->e->cfg.update;
+    consider(s, PLAN_CHASE, 0, &at, &binds);
+    uint32_t split = search_split(s);
+    if (asked == STK_UPDATE_SPLIT) return;
+    if (asked == STK_UPDATE_SPECULATE) s->best_s = 0;
+    consider(s, PLAN_SPECULATE, split ? split : 1, &at, &binds);
+    consider(s, PLAN_SPECULATE, 0, &at, &binds);
+}
+
+static const char *mode_name(enum plan_update u)
+{
+    return u == PLAN_SPLIT ? "split" : u == PLAN_SPECULATE ? "speculate" : "chase";
+}
+
+static void say(const struct search *s)
+{
+    stk_engine *e = s->e;
+    char blocks[64] = "", binds[64] = "";
+    if (s->best.split_blocks)
+        snprintf(blocks, sizeof blocks, " with %u of %u blocks split", s->best.split_blocks,
+                 e->n_use_blocks);
+    if (s->best.update == PLAN_SPECULATE && e->cfg.clip > 0)
+        snprintf(binds, sizeof binds, ", %.3f s when the norm binds", s->best_binds_s);
+    eng_note(e, "update: %s%s%s, by prediction: %.3f s a step%s, chase %.3f s",
+             e->cfg.update == STK_UPDATE_AUTO ? "auto is " : "", mode_name(s->best.update), blocks,
+             2 * s->best_s - s->best_binds_s, binds, s->chase_s);
+}
+
+stk_status mode_place(stk_engine *e, uint64_t host_limit, uint64_t device_limit,
+                      struct eng_placement *out)
+{
+    stk_update u = e->cfg.update;
+    bool open = u == STK_UPDATE_AUTO || ((u == STK_UPDATE_SPLIT || u == STK_UPDATE_SPECULATE) &&
+                                         e->cfg.split_blocks == UINT32_MAX);
+    struct search s = { .e = e, .host = host_limit, .device = device_limit };
+    if (open && predictable(e)) search_all(&s);
+    memset(&e->mode_try, 0, sizeof e->mode_try);
+    bool gains = s.best_s > 0 && (u != STK_UPDATE_AUTO || s.best_s < (1 - GAIN_LEAST) * s.chase_s);
+    if (s.best_s > 0 && u == STK_UPDATE_AUTO && !gains)
+        s.best = (struct eng_mode_try){ true, PLAN_CHASE, 0 };
+    if (s.best_s > 0 && !(u == STK_UPDATE_SPLIT && s.best.update != PLAN_SPLIT)) {
+        e->mode_try = s.best;
+        if (u == STK_UPDATE_AUTO && !gains) s.best_s = s.best_binds_s = s.chase_s;
+        say(&s);
+    }
+    return place_choose(e, host_limit, device_limit, out);
+}

@@ -1,0 +1,142 @@
+/* tests/engine/test_overlap.c - what can overlap does: the real engine on the simulated machine of
+ * share/machines/rtx4090.json, in virtual time, against the time that no schedule beats
+ * (bench/overlap_model.h). A smaller model than the table of bench/overlap_sim, by layers; a function of
+ * the seed. STK_MACHINES: folder of machine files. */
+#include "bench/overlap_model.h"
+#include "tests/test.h"
+
+#include <stdlib.h>
+
+static bool read_machine(stk_machine *m)
+{
+    const char *folder = getenv("STK_MACHINES");
+    char path[1024], why[512] = "";
+    if (!folder) return false;
+    snprintf(path, sizeof path, "%s/rtx4090.json", folder);
+    bool ok = stk_machine_read(path, m, why, sizeof why) == STK_OK;
+    if (!ok) printf("# %s\n", why);
+    return ok;
+}
+
+static struct overlap_result run(struct overlap_case c, const char *name)
+{
+    struct overlap_result r;
+    char why[512] = "";
+    c.seed = test_seed();
+    c.layers = 8;
+    bool ok = overlap_run(&c, &r, why, sizeof why);
+    printf("# %-34s step %.4f s, %s %.4f, floor %.4f (%s, ratio %.3f), predicted %.4f; waits nvme %.3f copy %.3f "
+           "update %.3f; ahead of the norm %.0f %%%s\n",
+           name, r.step_s, overlap_resource_name(r.busiest), r.own_s[r.busiest], r.floor_s,
+           r.floor_text ? r.floor_text : "", r.floor_s > 0 ? r.step_s / r.floor_s : 0, r.predicted_s,
+           r.wait_s.nvme, r.wait_s.copy, r.wait_s.update, 100 * r.spec_share, why);
+    if (r.note[0]) printf("# %s\n", r.note);
+    CHECK(ok);
+    return r;
+}
+
+static struct overlap_case in_memory(const stk_machine *m, uint32_t tokens)
+{
+    return (struct overlap_case){ .machine = m, .tokens = tokens, .micro_tokens = 2048,
+                                  .activations = STK_ACT_RECOMPUTE, .split_blocks = UINT32_MAX };
+}
+
+/* Where the norm never binds, nothing is waited for but the first block's parameters. */
+TEST(overlap_speculate_hides_the_update)
+{
+    static const uint32_t tokens[] = { 4096, 8192, 16384 };
+    stk_machine m;
+    REQUIRE(read_machine(&m));
+    for (int i = 0; i < 3; i++) {
+        struct overlap_case c = in_memory(&m, tokens[i]);
+        c.update = STK_UPDATE_CHASE;
+        struct overlap_result chase = run(c, "quiet, chase");
+        c.update = STK_UPDATE_SPECULATE;
+        struct overlap_result spec = run(c, "quiet, speculate");
+        CHECK(spec.step_s <= 1.08 * spec.floor_s && spec.step_s < 0.9 * chase.step_s);
+        CHECK(spec.predicted_s < 1.01 * spec.step_s && spec.predicted_s > 0.99 * spec.step_s);
+        CHECK(spec.spec_share > 0.3 && spec.undone_share == 0);
+        CHECK(chase.step_s <= 1.08 * chase.floor_s);
+        CHECK(chase.predicted_s < 1.01 * chase.step_s && chase.predicted_s > 0.99 * chase.step_s);
+    }
+}
+
+/* Where it binds, speculate is what split is, or chase if that is faster; sometimes binding costs no more. */
+TEST(overlap_speculate_is_never_slower_when_the_norm_binds)
+{
+    static const uint32_t tokens[] = { 4096, 16384 };
+    stk_machine m;
+    REQUIRE(read_machine(&m));
+    for (int i = 0; i < 2; i++)
+        for (int nvme = 0; nvme < 2; nvme++) {
+            struct overlap_case c = in_memory(&m, tokens[i]);
+            c.clip = OVERLAP_BINDS;
+            c.nvme = nvme != 0;
+            c.update = STK_UPDATE_CHASE;
+            double chase = run(c, "binds, chase").step_s;
+            c.update = STK_UPDATE_SPLIT;
+            double split = run(c, "binds, split").step_s, best = split < chase ? split : chase;
+            c.update = STK_UPDATE_SPECULATE;
+            CHECK(run(c, "binds, speculate").step_s <= 1.005 * best);
+            c.clip = OVERLAP_SOMETIMES;
+            c.steps = 12;
+            CHECK(run(c, "binds sometimes, speculate").step_s <= 1.02 * best);
+            c.steps = 0;
+        }
+}
+
+/* The engine's own choice is among the best, and says so. */
+TEST(overlap_auto_takes_what_is_predicted_fastest)
+{
+    static const stk_update modes[] = { STK_UPDATE_SERIAL, STK_UPDATE_CHASE, STK_UPDATE_SPLIT,
+                                        STK_UPDATE_SPECULATE };
+    stk_machine m;
+    REQUIRE(read_machine(&m));
+    for (int clip = 0; clip < 2; clip++) {
+        struct overlap_case c = in_memory(&m, 8192);
+        c.clip = (enum overlap_clip)clip;
+        double best = 1e9;
+        for (int k = 0; k < 4; k++) {
+            c.update = modes[k];
+            double s = run(c, "each mode").step_s;
+            if (s < best) best = s;
+        }
+        c.update = STK_UPDATE_AUTO;
+        struct overlap_result chosen = run(c, "auto");
+        CHECK(chosen.step_s <= 1.02 * best);
+        CHECK(strstr(chosen.note, "auto is ") != NULL && strstr(chosen.note, "by prediction") != NULL);
+    }
+}
+
+/* State on NVMe: with memory to read ahead and write behind, the drive never rests. */
+TEST(overlap_keeps_the_drive_busy)
+{
+    stk_machine m;
+    REQUIRE(read_machine(&m));
+    struct overlap_case c = in_memory(&m, 16384);
+    c.nvme = true;
+    c.update = STK_UPDATE_CHASE;
+    c.buffer_bytes = UINT64_C(6) << 30;
+    struct overlap_result r = run(c, "nvme, chase, 6 GiB");
+    CHECK(r.step_s <= 1.10 * r.floor_s);
+    CHECK(r.predicted_s < 1.02 * r.step_s && r.predicted_s > 0.98 * r.step_s);
+}
+
+/* A visit that follows an update through a copy waited for the update. */
+TEST(overlap_waits_are_booked_to_what_took_the_time)
+{
+    stk_machine m;
+    REQUIRE(read_machine(&m));
+    struct overlap_case c = in_memory(&m, 8192);
+    c.update = STK_UPDATE_SERIAL;
+    struct overlap_result r = run(c, "serial");
+    CHECK(r.wait_s.update > 0.8 * (r.wait_s.update + r.wait_s.copy) && r.wait_s.nvme == 0);
+    c.update = STK_UPDATE_CHASE;
+    r = run(c, "chase");
+    CHECK(r.wait_s.update > 0.8 * (r.wait_s.update + r.wait_s.copy));
+    c.nvme = true;
+    r = run(c, "chase, nvme");
+    CHECK(r.wait_s.nvme > 0.8 * (r.wait_s.nvme + r.wait_s.update + r.wait_s.copy));
+}
+
+int main(int argc, char **argv) { return test_run_all(argc, argv); }
