@@ -8,21 +8,28 @@
  * least the first. serial never. With clipping a mode is worth the mean of a step whose norm binds and
  * one whose norm does not.
  * RULE. Another mode than chase takes memory (records of 1.3 bytes a parameter, second parameters of 2):
- * it must be predicted TENTH of a step faster, and fit beside everything else.
+ * it must be predicted a twentieth faster, and fit beside everything else.
+ * COST. With all state in host memory the placement of `chase` serves all candidates, and chunks are
+ * merged until there are about CHUNKS_MOST: 0.3 s of one core for an 8B model. State on NVMe: two
+ * candidates, in full.
  * NOT PREDICTED, and so chase as before (mode.c has the rest of the rule): own order; a machine of which
  * nothing is known yet when memory is placed, which is every real run whose drives matter; a device that
  * computes on the host's cores, where the update hides under nothing. Bits never depend on it. */
 #include "engine/machine.h"
 #include "engine/predict.h"
+#include "engine/spec.h"
 #include "base/sys.h"
 
 #include <string.h>
 
 #define GAIN_LEAST 0.05
+#define CHUNKS_MOST 1024u
 
 struct search {
     stk_engine *e;
     uint64_t host, device;
+    struct eng_placement base;  /* of chase */
+    bool nvme;                  /* it has state there */
     double chase_s;             /* 0: not predicted */
     double best_s, best_binds_s; /* of the best so far */
     struct eng_mode_try best;
@@ -47,27 +54,98 @@ static stk_status predict_both(stk_engine *e, const struct plan *p, const struct
     return STK_OK;
 }
 
+/* --- fewer chunks ----------------------------------------------------------------------------- */
+
+struct coarse { struct plan_block_in *blocks; struct plan_chunk_in *chunks; };
+
+static void coarse_free(struct coarse *c)
+{
+    sys_free(c->blocks);
+    sys_free(c->chunks);
+}
+
+static bool like(const struct plan_chunk_in *a, const struct plan_chunk_in *b)
+{
+    return a->block == b->block && a->frozen == b->frozen && a->spec == b->spec &&
+           !memcmp(a->home, b->home, sizeof a->home);
+}
+
+/* Merges neighbours of a block. All homes are in host memory, so no arena of the update is in use. */
+static stk_status coarsen(struct plan_input *in, struct coarse *c, struct stk_error *err)
+{
+    uint32_t group = in->n_chunks / CHUNKS_MOST + 1, n = 0, members = 0;
+    c->blocks = sys_calloc((size_t)in->n_blocks + 1, sizeof *c->blocks);
+    c->chunks = sys_calloc((size_t)in->n_chunks + 1, sizeof *c->chunks);
+    if (!c->blocks || !c->chunks)
+        return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory to compare update modes");
+    memcpy(c->blocks, in->blocks, in->n_blocks * sizeof *c->blocks);
+    for (uint32_t i = 0; i < in->n_blocks; i++) c->blocks[i].n_chunks = c->blocks[i].n_chunks_trainable = 0;
+    for (uint32_t i = 0; i < in->n_chunks; i++) {
+        const struct plan_chunk_in *x = &in->chunks[i];
+        if (n > 0 && members < group && like(&c->chunks[n - 1], x)) {
+            for (int s = 0; s < CHUNK_STATE_N; s++) c->chunks[n - 1].bytes[s] += x->bytes[s];
+            members++;
+            continue;
+        }
+        struct plan_block_in *b = &c->blocks[x->block];
+        if (b->n_chunks++ == 0) b->first_chunk = n;
+        b->n_chunks_trainable += !x->frozen;
+        c->chunks[n++] = *x;
+        members = 1;
+    }
+    for (uint32_t i = 0, at = 0; i < in->n_blocks; i++) { /* blocks without chunks */
+        if (c->blocks[i].n_chunks == 0) c->blocks[i].first_chunk = at;
+        at += c->blocks[i].n_chunks;
+    }
+    if (in->arena_bytes[PLAN_ARENA_CAST] < UINT64_MAX / group) in->arena_bytes[PLAN_ARENA_CAST] *= group;
+    in->blocks = c->blocks;
+    in->chunks = c->chunks;
+    in->n_chunks = n;
+    return STK_OK;
+}
+
+/* --- candidates ------------------------------------------------------------------------------- */
+
+/* Where everything would lie. STK_END: there is no room. */
+static stk_status candidate(struct search *s, struct plan_input *in, struct coarse *c)
+{
+    stk_engine *e = s->e;
+    struct eng_placement pl = s->base;
+    if (s->nvme) {
+        STK_TRY(place_choose(e, s->host, s->device, &pl));
+        if (pl.update != e->mode_try.update) return STK_END;
+        return place_input(e, &pl, PLAN_TRAIN, in);
+    }
+    pl.update = e->mode_try.update;
+    pl.split_blocks = e->mode_try.split_blocks;
+    STK_TRY(place_input(e, &pl, PLAN_TRAIN, in));
+    uint64_t second = place_second_bytes(e, &pl), room = s->host - pl.host_bytes;
+    if (pl.host_bytes > s->host || second > room) return STK_END;
+    spec_take(e, &pl, room - second);
+    STK_TRY(place_input(e, &pl, PLAN_TRAIN, in));
+    return coarsen(in, c, &e->err);
+}
+
 /* One candidate. False: it does not fit or cannot be predicted; the sentence is forgotten. */
 static bool consider(struct search *s, enum plan_update update, uint32_t split_blocks, double *seconds,
                      double *binds)
 {
     stk_engine *e = s->e;
-    struct eng_placement pl;
     struct plan_input in;
+    struct coarse c = { 0 };
     struct plan *p = NULL;
     uint32_t notes = e->n_notes;
     double quiet = 0;
     e->mode_try = (struct eng_mode_try){ true, update, split_blocks };
-    stk_status st = place_choose(e, s->host, s->device, &pl);
-    bool same = st == STK_OK && pl.update == update;
-    if (same) st = place_input(e, &pl, PLAN_TRAIN, &in);
-    if (same && st == STK_OK) st = plan_build(&in, &p, NULL, &e->err);
-    if (same && st == STK_OK) st = predict_both(e, p, &in, &quiet, binds);
+    stk_status st = candidate(s, &in, &c);
+    if (st == STK_OK) st = plan_build(&in, &p, NULL, &e->err);
+    if (st == STK_OK) st = predict_both(e, p, &in, &quiet, binds);
     plan_free(p);
+    coarse_free(&c);
     eng_notes_cut(e, notes);
     stk_error_clear(&e->err);
     *seconds = (quiet + *binds) / 2;
-    if (!same || st != STK_OK) return false;
+    if (st != STK_OK) return false;
     if (update == PLAN_CHASE) s->chase_s = *seconds;
     if (s->best_s > 0 && *seconds >= s->best_s) return true;
     s->best_s = *seconds;
@@ -96,16 +174,29 @@ static uint32_t search_split(struct search *s)
     return best;
 }
 
+static bool place_base(struct search *s)
+{
+    stk_engine *e = s->e;
+    uint32_t notes = e->n_notes;
+    e->mode_try = (struct eng_mode_try){ true, PLAN_CHASE, 0 };
+    stk_status st = place_choose(e, s->host, s->device, &s->base);
+    eng_notes_cut(e, notes);
+    stk_error_clear(&e->err);
+    s->nvme = s->base.param == CHUNK_NVME || s->base.opt == CHUNK_NVME || s->base.grad == CHUNK_NVME;
+    return st == STK_OK;
+}
+
 static void search_all(struct search *s)
 {
     double at, binds;
     stk_update asked = s->e->cfg.update;
+    if (!place_base(s)) return; /* the caller says why */
     consider(s, PLAN_CHASE, 0, &at, &binds);
-    uint32_t split = search_split(s);
+    uint32_t split = s->nvme ? 0 : search_split(s);
     if (asked == STK_UPDATE_SPLIT) return;
     if (asked == STK_UPDATE_SPECULATE) s->best_s = 0;
-    consider(s, PLAN_SPECULATE, split ? split : 1, &at, &binds);
-    consider(s, PLAN_SPECULATE, 0, &at, &binds);
+    if (!s->nvme) consider(s, PLAN_SPECULATE, split ? split : 1, &at, &binds);
+    else consider(s, PLAN_SPECULATE, 0, &at, &binds);
 }
 
 static const char *mode_name(enum plan_update u)
@@ -144,5 +235,11 @@ stk_status mode_place(stk_engine *e, uint64_t host_limit, uint64_t device_limit,
         if (u == STK_UPDATE_AUTO && !gains) s.best_s = s.best_binds_s = s.chase_s;
         say(&s);
     }
+    uint32_t notes = e->n_notes;
+    stk_status st = place_choose(e, host_limit, device_limit, out);
+    if (st == STK_OK || !e->mode_try.set || e->mode_try.update == PLAN_CHASE) return st;
+    e->mode_try = (struct eng_mode_try){ true, PLAN_CHASE, 0 }; /* merged chunks hid what is too much */
+    eng_notes_cut(e, notes > 0 ? notes - 1 : 0);
+    stk_error_clear(&e->err);
     return place_choose(e, host_limit, device_limit, out);
 }
