@@ -55,7 +55,7 @@ def main():
     p.add_argument("--machine", default="rtx4090")
     p.add_argument("--models", default="8B,14B")
     p.add_argument("--tokens", default="4096,8192,16384,32768")
-    p.add_argument("--updates", default="serial,chase")
+    p.add_argument("--updates", default="serial,chase,split,speculate,auto")
     p.add_argument("--states", default="RAM,NVMe")
     p.add_argument("--json")
     args = p.parse_args()
