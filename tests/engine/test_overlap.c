@@ -51,10 +51,10 @@ TEST(overlap_speculate_hides_the_update)
         struct overlap_result chase = run(c, "quiet, chase");
         c.update = STK_UPDATE_SPECULATE;
         struct overlap_result spec = run(c, "quiet, speculate");
-        CHECK(spec.step_s <= 1.10 * spec.floor_s && spec.step_s < 0.9 * chase.step_s);
-        CHECK(spec.predicted_s < 1.01 * spec.step_s && spec.predicted_s > 0.99 * spec.step_s);
+        CHECK(spec.step_s <= 1.12 * spec.floor_s && spec.step_s < 0.9 * chase.step_s);
+        CHECK(spec.predicted_s < 1.03 * spec.step_s && spec.predicted_s > 0.97 * spec.step_s);
         CHECK(spec.spec_share > 0.3 && spec.undone_share == 0);
-        CHECK(chase.step_s <= 1.08 * chase.floor_s);
+        CHECK(chase.step_s <= 1.09 * chase.floor_s);
         CHECK(chase.predicted_s < 1.01 * chase.step_s && chase.predicted_s > 0.99 * chase.step_s);
     }
 }
@@ -77,7 +77,7 @@ TEST(overlap_speculate_is_never_slower_when_the_norm_binds)
             c.update = STK_UPDATE_SPECULATE;
             CHECK(run(c, "binds, speculate").step_s <= 1.01 * best);
             c.clip = OVERLAP_SOMETIMES;
-            CHECK(run(c, "binds sometimes, speculate").step_s <= 1.03 * best);
+            CHECK(run(c, "binds sometimes, speculate").step_s <= 1.04 * best);
         }
 }
 
