@@ -211,7 +211,7 @@ def damage_until_it_ends(child, path):
         fd = os.open(path, os.O_RDWR)
     for _ in range(200):
         child.send_signal(signal.SIGSTOP)
-        for at in range(0, os.path.getsize(path), 4096):
+        for at in range(0, os.fstat(fd).st_size, 4096):  # the name may be gone: it is ending
             block[:] = os.urandom(4096)
             os.pwritev(fd, [block], at)
         child.send_signal(signal.SIGCONT)
