@@ -320,11 +320,30 @@ static bool fits(const struct eng_placement *pl, const struct limits *lim)
     return pl->host_bytes <= lim->host && pl->device_bytes <= lim->device;
 }
 
+/* What the arenas must have, may use and would like with the homes of `pl`. */
+struct needs { uint64_t least[PLAN_ARENA_N], useful[PLAN_ARENA_N], want[PLAN_ARENA_N]; };
+
+/* The UPDATE arena where nobody gave a size or a budget. The forward pass is short and all transfers of
+ * the update stand before it; activations grow with the batch, as does the time of backward, in which the
+ * drives have room. So half as much as all other arenas take may be read ahead and written behind, in at
+ * most an eighth of the memory. */
+static uint64_t unasked_room(const struct eng_placement *pl, const struct needs *n,
+                             const struct limits *lim)
+{
+    uint64_t had = pl->arena_bytes[PLAN_ARENA_UPDATE], most = n->want[PLAN_ARENA_UPDATE], share = 0;
+    for (int a = 0; a < PLAN_ARENA_N; a++) share += a == PLAN_ARENA_UPDATE ? 0 : pl->arena_bytes[a] / 2;
+    if (share > n->useful[PLAN_ARENA_UPDATE]) share = n->useful[PLAN_ARENA_UPDATE];
+    if (share > most) most = share;
+    if (most > lim->host / 8) most = lim->host / 8;
+    return most > had ? most : had;
+}
+
 /* Grows arenas from least to wanted while the budgets hold: half of the missing, until nothing
  * changes. */
-static stk_status grow(stk_engine *e, struct eng_placement *pl, const uint64_t *want,
+static stk_status grow(stk_engine *e, struct eng_placement *pl, const struct needs *n,
                        const struct limits *lim, struct stk_error *err)
 {
+    const uint64_t *want = n->want;
     static const uint8_t order[] = { PLAN_ARENA_UPDATE, PLAN_ARENA_BOUNCE, PLAN_ARENA_GRAD,
                                      PLAN_ARENA_CAST,   PLAN_ARENA_PARAM,  PLAN_ARENA_ACC,
                                      PLAN_ARENA_ACT,    PLAN_ARENA_SAVE,   PLAN_ARENA_UPDATE };
@@ -333,10 +352,8 @@ static stk_status grow(stk_engine *e, struct eng_placement *pl, const uint64_t *
         uint64_t had = pl->arena_bytes[a], most = want[a];
         /* what keeps the update going comes first, what reads further ahead for it last */
         if (k == 0 && most > 8 * largest_update_slot(e)) most = 8 * largest_update_slot(e);
-        /* unasked, no more than an eighth of the memory */
-        if (k && a == PLAN_ARENA_UPDATE && !e->cfg.host_memory && !e->cfg.nvme_buffer &&
-            most > lim->host / 8)
-            most = had > lim->host / 8 ? had : lim->host / 8;
+        if (k && a == PLAN_ARENA_UPDATE && most > 0 && !e->cfg.host_memory && !e->cfg.nvme_buffer)
+            most = unasked_room(pl, n, lim);
         for (uint64_t more = most > had ? most - had : 0; more >= PAGE; more /= 2) {
             uint64_t before = pl->arena_bytes[a];
             if (before + more > most) continue;
@@ -347,9 +364,6 @@ static stk_status grow(stk_engine *e, struct eng_placement *pl, const uint64_t *
     }
     return place_sum(e, pl, err);
 }
-
-/* What the arenas must have, may use and would like with the homes of `pl`. */
-struct needs { uint64_t least[PLAN_ARENA_N], useful[PLAN_ARENA_N], want[PLAN_ARENA_N]; };
 
 static stk_status find_needs(stk_engine *e, const struct eng_placement *pl, struct needs *n,
                              struct stk_error *err)
@@ -451,7 +465,7 @@ static stk_status keep_blocks(stk_engine *e, struct eng_placement *pl, uint32_t 
                               struct needs *n, const struct limits *lim, struct stk_error *err)
 {
     struct eng_placement base = *pl;
-    STK_TRY(grow(e, &base, n->want, lim, err));
+    STK_TRY(grow(e, &base, n, lim, err));
     uint64_t room = e->caps.host_in_place ? lim->host - base.host_bytes
                                           : lim->device - base.device_bytes;
     /* one more than what the room has: the set of the block that is visited is there anyway */
@@ -488,14 +502,14 @@ static stk_status try_placement(stk_engine *e, struct eng_placement *pl, const s
         STK_TRY(place_sum(e, pl, err));
     }
     if (cache_allowed(e, pl)) {
-        STK_TRY(grow(e, pl, n.want, lim, err));
+        STK_TRY(grow(e, pl, &n, lim, err));
         STK_TRY(keep_in_memory(e, pl, &n, lim, err));
     }
     /* A budget that was given is there to be used: the cache may hold every parameter. */
     bool given = e->caps.host_in_place ? lim->host_given : lim->device_given;
     if (given && n.want[PLAN_ARENA_PARAM] < n.useful[PLAN_ARENA_PARAM])
         n.want[PLAN_ARENA_PARAM] = n.useful[PLAN_ARENA_PARAM];
-    STK_TRY(grow(e, pl, n.want, lim, err));
+    STK_TRY(grow(e, pl, &n, lim, err));
     *tight = pl->arena_bytes[PLAN_ARENA_ACT] < n.want[PLAN_ARENA_ACT];
     return keep_records(e, pl, lim, err);
 }
