@@ -20,6 +20,18 @@
 #include <string.h>
 #include <unistd.h>
 
+/* Built for a sanitizer of addresses or threads: it has its own use of memory, and takes its own time. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define TEST_SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define TEST_SANITIZED 1
+#endif
+#endif
+#ifndef TEST_SANITIZED
+#define TEST_SANITIZED 0
+#endif
+
 struct test_case { const char *name; void (*fn)(void); struct test_case *next; };
 static struct test_case *test_first, **test_last = &test_first;
 static int test_failures, test_skipped;

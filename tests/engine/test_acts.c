@@ -20,6 +20,15 @@ static bool note_with(const stk_engine *e, const char *a, const char *b)
     return false;
 }
 
+/* Fills, takes two steps, closes. */
+static bool two_steps(struct toy *t, uint64_t *hash)
+{
+    bool ok = toy_fill(t) == STK_OK && world_steps(t, 2, 1e-3) == STK_OK && toy_hash(t, hash) == STK_OK;
+    if (!ok) printf("# %s\n", stk_error_text(t->e));
+    stk_close(t->e);
+    return ok;
+}
+
 /* Boundary and full set of each layer, and the head's boundary; what a mix leaves out of it. */
 TEST(acts_bytes_on_nvme_are_counted)
 {
@@ -83,12 +92,9 @@ TEST(acts_auto_keeps_the_last_blocks_that_fit)
         t.cfg.activations = i ? STK_ACT_KEEP : STK_ACT_RECOMPUTE;
         RUN(&t, toy_open(&t));
         device[i] = world_table(t.e, "device", NULL);
-        RUN(&t, toy_fill(&t));
-        RUN(&t, world_steps(&t, 2, 1e-3));
-        RUN(&t, toy_hash(&t, &hash));
+        CHECK(two_steps(&t, &hash));
         if (i == 0) want = hash;
         CHECK(hash == want);
-        stk_close(t.e);
     }
     CHECK(device[0] < device[1]);
     for (uint64_t cap = device[0]; cap <= device[1] + ACT_BYTES; cap += ACT_BYTES / 2) {
@@ -174,24 +180,12 @@ TEST(acts_refusals)
     refused(&t, "activations", "5");
 }
 
-/* A sanitizer's own memory grows from one engine to the next, and budgets would count it. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
-#ifndef SANITIZED
-#define SANITIZED 0
-#endif
-
 /* Nothing else fits: auto sends boundaries to NVMe, too, rather than give up. */
 TEST(acts_auto_takes_nvme_at_last)
 {
     struct toy t;
     uint64_t least = 0, want = 0, hash;
-    if (SANITIZED) SKIP("a budget for the process is not for a sanitizer's memory");
+    if (TEST_SANITIZED) SKIP("a budget for the process is not for a sanitizer's memory");
     for (int i = 0; i < 3; i++) {
         acts_toy(&t, STK_DEVICE_HOST);
         t.cfg.micro_batches = t.micros = 8;
@@ -206,12 +200,9 @@ TEST(acts_auto_takes_nvme_at_last)
         if (i == 1) least = (least + all) / 2;
         if (i == 2) CHECK(world_table(t.e, "nvme", "activations") > 0);
         printf("# host %" PRIu64 ", of it activations %" PRIu64 "\n", all, acts);
-        RUN(&t, toy_fill(&t));
-        RUN(&t, world_steps(&t, 2, 1e-3));
-        RUN(&t, toy_hash(&t, &hash));
+        CHECK(two_steps(&t, &hash));
         if (i == 0) want = hash;
         CHECK(hash == want);
-        stk_close(t.e);
     }
 }
 

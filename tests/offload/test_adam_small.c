@@ -12,17 +12,6 @@
 
 #include <time.h>
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
-#ifndef SANITIZED
-#define SANITIZED 0
-#endif
-
 static uint64_t now_ns(void)
 {
     struct timespec t;
@@ -198,7 +187,7 @@ TEST(adam_adm_10_a_million_small_tensors_cost_no_more_per_byte)
     struct adam_hyper h = { 1e-4, 0.9, 0.999, 1e-8, 0.01, ADAM_ADAMW };
     for (uint32_t i = 0; i < MANY; i++) adam_coef_make(&h, 7, 1.0, &coef[i]);
     /* sanitizers count every load: what is measured there is their work */
-    const double bound = SANITIZED ? 4.0 : 2.0;
+    const double bound = TEST_SANITIZED ? 4.0 : 2.0;
     double same = ratio_of(small, coef, large, coef, memory, bound);
     h.weight_decay = 0; /* weights and biases in turn: no two neighbours alike */
     for (uint32_t i = 1; i < MANY; i += 2) adam_coef_make(&h, 7, 1.0, &coef[i]);
