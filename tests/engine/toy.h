@@ -272,11 +272,12 @@ static inline stk_status toy_hash(struct toy *t, uint64_t *out)
             if (k == t->tensor_b[i]) n = TOY_HIDDEN;
         for (int what = STK_READ_MASTER; st == STK_OK && what <= STK_READ_EXP_AVG_SQ; what++) {
             st = stk_tensor_read(t->e, k, what, 0, n, v, STK_F32);
-            for (uint64_t i = 0; i < n; i++) h = (h ^ stk_f32_bits(v[i])) * 1099511628211ull;
+            for (uint64_t i = 0; st == STK_OK && i < n; i++)
+                h = (h ^ stk_f32_bits(v[i])) * 1099511628211ull;
         }
     }
     free(v);
-    *out = h;
+    if (st == STK_OK) *out = h; /* half of it would be of memory that no read filled */
     return st;
 }
 
