@@ -324,17 +324,18 @@ static bool fits(const struct eng_placement *pl, const struct limits *lim)
 struct needs { uint64_t least[PLAN_ARENA_N], useful[PLAN_ARENA_N], want[PLAN_ARENA_N]; };
 
 /* The UPDATE arena where nobody gave a size or a budget. The forward pass is short and all transfers of
- * the update stand before it; activations grow with the batch, as does the time of backward, in which the
- * drives have room. So half as much as all other arenas take may be read ahead and written behind, in at
- * most an eighth of the memory. */
+ * the update stand before it; activations grow with the tokens of a step, as does the time of backward, in
+ * which the drives have room. So twice as much as activations take may be read ahead and written behind,
+ * while the run as a whole takes at most a sixth of the memory. */
 static uint64_t unasked_room(const struct eng_placement *pl, const struct needs *n,
                              const struct limits *lim)
 {
-    uint64_t had = pl->arena_bytes[PLAN_ARENA_UPDATE], most = n->want[PLAN_ARENA_UPDATE], share = 0;
-    for (int a = 0; a < PLAN_ARENA_N; a++) share += a == PLAN_ARENA_UPDATE ? 0 : pl->arena_bytes[a] / 2;
-    if (share > n->useful[PLAN_ARENA_UPDATE]) share = n->useful[PLAN_ARENA_UPDATE];
-    if (share > most) most = share;
-    if (most > lim->host / 8) most = lim->host / 8;
+    uint64_t had = pl->arena_bytes[PLAN_ARENA_UPDATE], most = n->want[PLAN_ARENA_UPDATE],
+             others = pl->host_bytes - had, all = lim->host / 6,
+             ahead = 2 * (pl->arena_bytes[PLAN_ARENA_ACT] + pl->arena_bytes[PLAN_ARENA_SAVE]);
+    if (ahead > n->useful[PLAN_ARENA_UPDATE]) ahead = n->useful[PLAN_ARENA_UPDATE];
+    if (ahead > most) most = ahead;
+    if (most > all || others > all - most) most = others < all ? all - others : 0;
     return most > had ? most : had;
 }
 
