@@ -76,6 +76,11 @@ def read(path):
         return f.read()
 
 
+def sanitized():
+    data = read(STOKER)
+    return b"__asan_init" in data or b"__tsan_init" in data
+
+
 def write(path, data):
     with open(path, "wb") as f:
         f.write(data if isinstance(data, bytes) else data.encode())

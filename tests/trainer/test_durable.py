@@ -16,10 +16,10 @@ import subprocess
 import sys
 import time
 
-from cli_common import SMALL, STOKER, log, read, refused, run, run_tests, skip, write
+from cli_common import SMALL, STOKER, log, read, refused, run, run_tests, sanitized, skip, write
 
 SEED = int(os.environ.get("STK_SEED", "20261130"), 0)
-KILLS = 300 if os.environ.get("STK_SOAK") else 12
+KILLS = 300 if os.environ.get("STK_SOAK") else 4 if sanitized() else 12
 STEPS = 10
 KILL_STEPS = 24
 FIXED = ["--warmup", "2"]  # of a length that may change when a run goes on

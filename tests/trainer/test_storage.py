@@ -12,7 +12,7 @@ import struct
 import subprocess
 import sys
 
-from cli_common import SMALL, STOKER, log, read, run_tests, skip
+from cli_common import SMALL, STOKER, log, read, run_tests, sanitized, skip
 from test_cli_disk import Tmpfs, fill
 from test_cli_runs import wait_for_step
 
@@ -46,11 +46,6 @@ def limited(p, out, nvme, before, *more, **options):
     done = subprocess.run(arguments(p, out, nvme, *more, **options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=120,
                           preexec_fn=before)
     return done.returncode, done.stdout.decode(), done.stderr.decode()
-
-
-def sanitized():
-    data = read(STOKER)
-    return b"__asan_init" in data or b"__tsan_init" in data
 
 
 def storage_line(out):
