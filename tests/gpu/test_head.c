@@ -182,6 +182,32 @@ TEST(head_bf16_products_match_fp64)
     head_all(true);
 }
 
+/* `overwrite`: what lies in dw does not matter, not even NaN; the values are those of adding to
+ * zeros, over two tiles of tokens, of which the second adds. */
+TEST(head_overwrite_is_adding_to_zeros)
+{
+    static const struct head_case c = { 531, 32, 127, OPS_BF16, OPS_BF16 };
+    for (int bf16 = 0; bf16 < 2 && (!bf16 || rig_bf16_possible()); bf16++) {
+        struct rig r;
+        struct head add, write;
+        CHECK_OK(rig_open(&r, EXEC_THREADS,
+                          (struct dev_cfg){ .kind = DEV_HOST,
+                                            .matmul = bf16 ? DEV_MATMUL_BF16 : DEV_MATMUL_F32 }),
+                 &r.err);
+        head_open(&add, &c);
+        head_open(&write, &c);
+        memset(add.a.dw, 0, c.vocab * c.hidden * 4);
+        memset(write.a.dw, 0xff, c.vocab * c.hidden * 4);
+        write.a.overwrite = true;
+        head_run(&r, &add, true, 0);
+        head_run(&r, &write, true, 0);
+        for (uint64_t i = 0; i < c.vocab * c.hidden; i++) CHECK(add.a.dw[i] == write.a.dw[i]);
+        head_close(&add);
+        head_close(&write);
+        rig_close(&r);
+    }
+}
+
 /* A table above the size that is converted at once: slices of the vocabulary, several token tiles;
  * equal bits at another address. */
 TEST(head_sliced_vocabulary_same_bits_and_right_sums)

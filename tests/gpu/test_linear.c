@@ -1,5 +1,6 @@
 /* tests/gpu/test_linear.c - linear layers through a stream against fp64, for every mix of types and
- * shapes that are not round; same bits for any address; nothing made after prepare mode. */
+ * shapes that are not round; same bits for any address; nothing made after prepare mode; gradients
+ * written over anything. */
 #include "tests/test.h"
 #include "tests/gpu/kern_test.h"
 #include "tests/gpu/dev_test.h"
@@ -178,7 +179,8 @@ static void check_case(struct rig *r, const struct lin_case *c, bool bf16)
 static void check_all(bool bf16)
 {
     static const uint64_t shapes[][3] = { { 1, 1, 1 },    { 3, 17, 1 },    { 1, 64, 37 },
-                                          { 17, 3, 101 }, { 37, 101, 67 }, { 130, 67, 257 } };
+                                          { 17, 3, 101 }, { 37, 101, 67 }, { 130, 67, 257 },
+                                          { 96, 64, 160 } }; /* the last: on tiles, if any */
     struct rig r;
     struct dev_cfg cfg = { .kind = DEV_HOST, .matmul = bf16 ? DEV_MATMUL_BF16 : DEV_MATMUL_F32 };
     CHECK_OK(rig_open(&r, EXEC_THREADS, cfg), &r.err);
@@ -207,6 +209,44 @@ TEST(linear_bf16_products_match_fp64)
 {
     if (!rig_bf16_possible()) SKIP("oneDNN has no bf16 products on this processor");
     check_all(true);
+}
+
+/* `overwrite`: what lies in dw and dbias does not matter, not even NaN; the values are those of
+ * adding to zeros. Prepare mode made the products of both. */
+static void check_overwrite(bool bf16)
+{
+    static const uint64_t shapes[][3] = { { 1, 1, 1 }, { 37, 101, 67 }, { 96, 64, 160 } };
+    struct rig r;
+    struct dev_cfg cfg = { .kind = DEV_HOST, .matmul = bf16 ? DEV_MATMUL_BF16 : DEV_MATMUL_F32 };
+    CHECK_OK(rig_open(&r, EXEC_THREADS, cfg), &r.err);
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        const uint64_t *s = shapes[i];
+        struct lin_case c = { s[0], s[1], s[2], OPS_BF16, OPS_BF16, true, false };
+        struct lin add, write;
+        lin_open(&add, &c);
+        lin_open(&write, &c);
+        memset(add.a.dw, 0, c.out * c.in * 4);
+        memset(add.a.dbias, 0, c.out * 4);
+        memset(write.a.dw, 0xff, c.out * c.in * 4);
+        memset(write.a.dbias, 0xff, c.out * 4);
+        write.a.overwrite = true;
+        lin_run(&r, &add, 0);
+        lin_run(&r, &write, 0);
+        for (uint64_t k = 0; k < c.out * c.in; k++) CHECK(add.a.dw[k] == write.a.dw[k]);
+        for (uint64_t k = 0; k < c.out; k++) CHECK(add.a.dbias[k] == write.a.dbias[k]);
+        lin_close(&add);
+        lin_close(&write);
+    }
+    uint64_t made, late;
+    host_matmul_counts(r.d, &made, &late);
+    CHECK(late <= 1); /* the one of the measurement at open */
+    rig_close(&r);
+}
+
+TEST(linear_overwrite_is_adding_to_zeros)
+{
+    check_overwrite(false);
+    if (rig_bf16_possible()) check_overwrite(true);
 }
 
 /* Large enough for several slices of weights, rows and dW: sampled elements against fp64, bit-equal

@@ -167,6 +167,24 @@ TEST(norm_frozen_weight)
     problem_close(&p), problem_close(&q);
 }
 
+/* `overwrite`: what lies in dw does not matter, not even NaN. */
+TEST(norm_overwrite_is_adding_to_zeros)
+{
+    for (size_t k = 0; k < SHAPES; k++)
+        KT_EACH_ISA (c) {
+            struct problem add, write;
+            problem_open(&add, &shapes[k]);
+            problem_open(&write, &shapes[k]);
+            memset(add.a.dw, 0, add.a.cols * sizeof(float));
+            memset(write.a.dw, 0xff, add.a.cols * sizeof(float));
+            write.a.overwrite = true;
+            run(&c, &add.a, 0);
+            run(&c, &write.a, 0);
+            for (uint64_t i = 0; i < add.a.cols; i++) CHECK(add.a.dw[i] == write.a.dw[i]);
+            problem_close(&add), problem_close(&write);
+        }
+}
+
 TEST(norm_same_bits_for_threads_scratch_and_isa)
 {
     for (size_t k = 0; k < SHAPES; k++) {

@@ -61,7 +61,7 @@ static void check_product(const struct product_case *p, enum ops_dtype ct, bool 
 
 TEST(product_amx_against_fp64)
 {
-    if (!host_attention_amx_possible()) return; /* no such processor */
+    if (!host_attention_amx_possible()) SKIP("no AMX on this processor");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         kt_reseed(i);
         check_product(&cases[i], OPS_F32, false);
@@ -73,7 +73,7 @@ TEST(product_amx_against_fp64)
 /* What the header says of `overwrite` in gpu/ops.h holds of products: 0 + AB is AB. */
 TEST(product_amx_adds_to_zeros_as_it_writes)
 {
-    if (!host_attention_amx_possible()) return;
+    if (!host_attention_amx_possible()) SKIP("no AMX on this processor");
     const struct product_case p = { 70, 90, 1056, 0 };
     struct host_ctx ctx = { .threads = 2, .isa = cpu_isa_best(), .bf16_products = true, .amx = true };
     kt_reseed(99);
