@@ -180,8 +180,9 @@ typedef struct stk_config {
     uint64_t nvme_buffer;         /* host memory for state between NVMe and the update: what is read
                                    * ahead while backward runs and written behind while the next
                                    * forward runs. 0: eight chunks (speculate: twelve) and three
-                                   * quarters of the state of the first block visited, or half of
-                                   * what the other arenas take, in at most an eighth of the free memory; with a given host_memory that state
+                                   * quarters of the state of the first block visited, or twice
+                                   * what activations take, less where the run would take more than
+                                   * a sixth of the free memory; with a given host_memory that state
                                    * is kept there for good or, with `durable`, the buffer takes all
                                    * that is left. More than all state is of no use */
     /* durable steps (below) */
