@@ -170,8 +170,18 @@ void adam_moments_write(const struct adam_moments *m, int which, uint64_t from, 
     cpu_ftz_leave(saved);
 }
 
+/* A group of zeros keeps no absmax: times one that is not finite, zero would not be zero. */
+static void forget_absmax(const struct adam_moments *m, uint64_t from, uint64_t n)
+{
+    static const uint8_t zeros[GROUP];
+    for (int i = 0; i < 2; i++)
+        for (uint64_t g = from / GROUP; g < round_group(from + n) / GROUP; g++)
+            if (memcmp(m->at[i] + g * GROUP, zeros, GROUP) == 0) m->absmax[i][g] = 0;
+}
+
 void adam_moments_zero(const struct adam_moments *m, uint64_t from, uint64_t n)
 {
     uint64_t width = m->kind == CHUNK_MOMENTS_F32 ? 4 : m->kind == CHUNK_MOMENTS_BF16 ? 2 : 1;
     for (int i = 0; i < 2; i++) memset(m->at[i] + width * from, 0, width * n);
+    if (m->kind == CHUNK_MOMENTS_8BIT) forget_absmax(m, from, n);
 }
