@@ -236,7 +236,7 @@ static stk_status run(struct bench *b, struct overlap_result *r)
 {
     stk_step_stats s = { 0 };
     stk_prediction p = { .size = sizeof p };
-    uint32_t n = b->c->steps ? b->c->steps : 6;
+    uint32_t n = b->c->steps ? b->c->steps : 6, last = n < 3 ? n : 3;
     STK_TRY(describe(b));
     STK_TRY(tell_costs(b));
     STK_TRY(stk_seal(b->e, false));
@@ -247,9 +247,9 @@ static stk_status run(struct bench *b, struct overlap_result *r)
     r->host_bytes = (p.host_bytes - b->e->baseline_bytes) * OVERLAP_SCALE;
     for (uint32_t i = 0; i < n; i++) {
         STK_TRY(one_step(b, &s));
-        add_step(b, &s, i + 3 < n ? NULL : r);
+        add_step(b, &s, i + last < n ? NULL : r);
     }
-    mean(r, 3);
+    mean(r, last);
     if (b->c->trace) STK_TRY(stk_trace_write(b->e, b->c->trace));
     return STK_OK;
 }

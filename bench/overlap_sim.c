@@ -6,7 +6,8 @@
  *         [--clip quiet|binds|sometimes] [--update MODE] [--activations keep|recompute|host]
  *         [--micro N] [--split BLOCKS] [--buffer GiB] [--json F] [--trace F]
  *
- * A program of its own: prints, exits. Virtual time, so it does not matter what else the machine does. */
+ * --trace: of the case in the last row. A program of its own: prints, exits. Virtual time, so it does
+ * not matter what else the machine does. */
 #include "bench/overlap_model.h"
 
 #include <stdio.h>
@@ -41,18 +42,30 @@ static void print_row(const struct overlap_case *c, const char *mode, const stru
     fflush(stdout);
 }
 
-static void write_json(const char *path, const struct overlap_case *c, const char *mode,
+static bool write_json(const char *path, const struct overlap_case *c, const char *mode,
                        const struct overlap_result *r)
 {
     FILE *f = path ? fopen(path, "a") : NULL;
-    if (!f) return;
+    if (!f && path) fprintf(stderr, "overlap_sim: %s cannot be written\n", path);
+    if (!f) return !path;
     fprintf(f, "{\"bench\": \"overlap\", \"machine\": \"%s\", \"tokens\": %u, \"states\": \"%s\", \"clip\": \"%s\", "
                "\"update\": \"%s\", \"step_s\": %.6f, \"busiest\": \"%s\", \"busiest_s\": %.6f, \"floor_s\": %.6f, "
                "\"floor\": \"%s\", \"predicted_s\": %.6f}\n",
             c->machine->name, c->tokens, c->nvme ? "nvme" : "ram", clips[c->clip], mode, r->step_s,
             overlap_resource_name(r->busiest), r->own_s[r->busiest], r->floor_s, r->floor_text,
             r->predicted_s);
-    fclose(f);
+    return fclose(f) == 0;
+}
+
+/* The row's case once more, now with a trace: the last row's stays. */
+static bool write_trace(const char *path, struct overlap_case c)
+{
+    char why[512] = "";
+    struct overlap_result r;
+    c.trace = path;
+    if (!path || overlap_run(&c, &r, why, sizeof why)) return true;
+    fprintf(stderr, "overlap_sim: %s: %s\n", path, why);
+    return false;
 }
 
 static bool one(const stk_machine *m, const struct asked *a, uint32_t tokens, bool nvme, int clip, size_t mode)
@@ -65,7 +78,7 @@ static bool one(const stk_machine *m, const struct asked *a, uint32_t tokens, bo
             if (micro > tokens || (a->micro && micro != a->micro) || !wanted(a->activations, acts[act])) continue;
             struct overlap_case c = { .machine = m, .tokens = tokens, .micro_tokens = micro, .nvme = nvme,
                                       .clip = (enum overlap_clip)clip, .update = modes[mode].update,
-                                      .activations = (stk_act)act, .seed = 1, .split_blocks = a->split, .trace = a->trace,
+                                      .activations = (stk_act)act, .seed = 1, .split_blocks = a->split,
                                       .buffer_bytes = (uint64_t)(a->buffer_gib * 1073741824.0) };
             if (!overlap_run(&c, &r, why, sizeof why)) continue;
             if (best.step_s > 0 && best.step_s <= r.step_s) continue;
@@ -78,8 +91,8 @@ static bool one(const stk_machine *m, const struct asked *a, uint32_t tokens, bo
         return false;
     }
     print_row(&chosen, modes[mode].name, &best);
-    write_json(a->json, &chosen, modes[mode].name, &best);
-    return true;
+    bool traced = write_trace(a->trace, chosen);
+    return write_json(a->json, &chosen, modes[mode].name, &best) && traced;
 }
 
 int main(int argc, char **argv)
@@ -87,9 +100,10 @@ int main(int argc, char **argv)
     struct asked a = { .split = UINT32_MAX };
     stk_machine m;
     char why[512];
-    for (int i = 2; i + 1 < argc; i += 2) {
-        const char *k = argv[i], *v = argv[i + 1];
-        if (!strcmp(k, "--tokens")) a.tokens = (uint32_t)atoi(v);
+    for (int i = 2; i < argc; i += 2) {
+        const char *k = argv[i], *v = i + 1 < argc ? argv[i + 1] : "";
+        if (!v[0]) argc = 1;
+        else if (!strcmp(k, "--tokens")) a.tokens = (uint32_t)atoi(v);
         else if (!strcmp(k, "--micro")) a.micro = (uint32_t)atoi(v);
         else if (!strcmp(k, "--split")) a.split = (uint32_t)atoi(v);
         else if (!strcmp(k, "--states")) a.states = v;
@@ -109,7 +123,7 @@ int main(int argc, char **argv)
     printf("| tokens | states | clip | update | step s | busiest, its own time s | ratio | floor s | ratio to it | waits s: "
            "nvme, copy, update, other | ahead of the norm, taken back | predicted s | activations, micro-batch |\n"
            "|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
-    bool ok = true;
+    bool ok = true, any = false;
     for (uint32_t tokens = 4096; tokens <= 32768; tokens *= 2)
         for (int nvme = 0; nvme < 2; nvme++)
             for (int clip = 0; clip < 3; clip++)
@@ -119,6 +133,8 @@ int main(int argc, char **argv)
                         !wanted(a.update, modes[k].name))
                         continue;
                     ok = one(&m, &a, tokens, nvme != 0, clip, k) && ok;
+                    any = true;
                 }
-    return ok ? 0 : 1;
+    if (!any) fprintf(stderr, "overlap_sim: no case is named so\n");
+    return ok && any ? 0 : 1;
 }

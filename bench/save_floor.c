@@ -1,6 +1,7 @@
 /* bench/save_floor.c - the least processor time that a checkpoint of some bytes can cost: to read them
  * from memory once (whoever sums them up must) and to hand them to the drive past the page cache in
- * large requests. The fastest of several reading loops, one thread; CPU clocks of that thread.
+ * large requests. One thread. Reading: the fastest of several loops, by the clock on the wall, so
+ * other work beside it makes the least too large; writing: processor time of the thread.
  *
  *     save_floor --dir DIR [--size 512MiB] [--rounds 5] [--request 8MiB]
  *
