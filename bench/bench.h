@@ -41,7 +41,7 @@ void bench_limits_close(struct bench_limits *l); /* NULL allowed */
 /* From the medians over the rounds so far (the first is left out when there are more). */
 struct bench_rates {
     double flops_per_s; /* all products of the step, each shape by its fastest way */
-    double way_flops_per_s[4]; /* all by one way, as rate_way_name orders them; 0: not possible */
+    double way_flops_per_s[5]; /* all by one way, as rate_way_name orders them; 0: not possible */
     double bytes_per_s; /* read and written back */
 };
 void bench_limits_rates(const struct bench_limits *l, struct bench_rates *out);

@@ -1,5 +1,5 @@
-/* bench/step_limit.c - what this machine allows a step: products by the library alone, memory read
- * and written back.
+/* bench/step_limit.c - what this machine allows a step: products alone, by the library or on tiles,
+ * memory read and written back.
  *
  * Owns: the list of distinct shapes, times of each round, medians. Must not know: models, devices.
  * Application's thread; teams inside. */
@@ -140,6 +140,8 @@ static double median_of(const struct bench_limits *l, const double *v)
 
 void bench_limits_rates(const struct bench_limits *l, struct bench_rates *out)
 {
+    _Static_assert(RATE_WAYS == sizeof out->way_flops_per_s / sizeof out->way_flops_per_s[0],
+                   "a place for each way");
     double flops = 0, best_s = 0, way_s[RATE_WAYS] = { 0 };
     *out = (struct bench_rates){ 0 };
     if (l->rounds == 0) return;

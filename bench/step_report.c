@@ -40,7 +40,7 @@ void bench_step_print(const struct bench_part *parts, uint32_t n, const struct b
                    j.rate / j.limit);
         printf("%s\n", p->overlapped ? "  beside the step" : "");
     }
-    printf("limits: products of these shapes by the library alone %.1f GFLOP/s (",
+    printf("limits: products of these shapes alone %.1f GFLOP/s (",
            rates->flops_per_s / 1e9);
     for (int w = 0; w < RATE_WAYS; w++)
         printf("%s%s %.1f", w ? ", " : "", rate_way_name((enum rate_way)w),

@@ -1,4 +1,4 @@
-/* gpu/host/rate.c - calls of oneDNN alone, timed (gpu/rate.h).
+/* gpu/host/rate.c - calls of oneDNN, and of our own product, alone, timed (gpu/rate.h).
  *
  * Owns its engine, primitives and operands: nothing is shared with a device, so that what is measured
  * does not depend on how the device calls the library. Must not know models. Application's thread;
@@ -7,6 +7,7 @@
 #include "gpu/rate.h"
 
 #include "base/sys.h"
+#include "gpu/host/kernels.h"
 #include <oneapi/dnnl/dnnl.h>
 #include <omp.h>
 #include <string.h>
@@ -25,6 +26,7 @@ struct rate {
     dnnl_engine_t engine;
     dnnl_stream_t stream;
     uint32_t threads, n;
+    struct host_ctx own; /* of RATE_BF16_TILES */
     struct rate_shape *shape;
     struct rate_call (*call)[RATE_WAYS];
     uint8_t *buf[RATE_ARGS]; /* shared by all calls */
@@ -33,7 +35,8 @@ struct rate {
 
 const char *rate_way_name(enum rate_way way)
 {
-    static const char *const names[] = { "f32", "f32 packed", "bf16", "bf16 packed" };
+    static const char *const names[] = { "f32", "f32 packed", "bf16", "bf16 packed",
+                                         "bf16 tiles" };
     return (unsigned)way < RATE_WAYS ? names[way] : "?";
 }
 
@@ -68,6 +71,20 @@ static dnnl_status_t rate_primitive(struct rate *l, dnnl_memory_desc_t *md, dnnl
     return st;
 }
 
+static void rate_room(struct rate *l, int arg, uint64_t bytes)
+{
+    if (bytes > l->buf_bytes[arg]) l->buf_bytes[arg] = bytes;
+}
+
+/* Of our own product, if it takes the shape. */
+static void rate_tiles_room(struct rate *l, const struct rate_shape *s)
+{
+    if (!host_gemm_fits(&l->own, s->k)) return;
+    rate_room(l, RATE_A, s->m * s->k * 2);
+    rate_room(l, RATE_B, host_layout_elems(HOST_GEMM_LAYOUT, s->k, s->n) * 2);
+    rate_room(l, RATE_C, s->m * s->n * (s->wide ? 4 : 2));
+}
+
 /* A shape that the library refuses in this way stays without a primitive. */
 static dnnl_status_t rate_call_make(struct rate *l, const struct rate_shape *s, enum rate_way w,
                                      struct rate_call *c)
@@ -81,8 +98,7 @@ static dnnl_status_t rate_call_make(struct rate *l, const struct rate_shape *s, 
     if (st == dnnl_success) st = rate_primitive(l, md, &c->primitive);
     if (st == dnnl_unimplemented) return dnnl_success;
     for (int i = 0; i < RATE_ARGS && st == dnnl_success; i++) {
-        uint64_t bytes = dnnl_memory_desc_get_size(&md[i]);
-        if (bytes > l->buf_bytes[i]) l->buf_bytes[i] = bytes;
+        rate_room(l, i, dnnl_memory_desc_get_size(&md[i]));
         st = dnnl_memory_create(&c->memory[i], &md[i], l->engine, DNNL_MEMORY_NONE);
     }
     return st;
@@ -116,9 +132,13 @@ static stk_status rate_make(struct rate *l, const struct rate_shape *shapes,
     dnnl_status_t st = dnnl_engine_create(&l->engine, dnnl_cpu, 0);
     if (st == dnnl_success)
         st = dnnl_stream_create(&l->stream, l->engine, dnnl_stream_default_flags);
-    for (uint32_t i = 0; i < l->n; i++)
-        for (int w = 0; w < RATE_WAYS && st == dnnl_success; w++)
+    l->own = (struct host_ctx){ .threads = l->threads, .isa = cpu_isa_best(), .bf16_products = true,
+                                .amx = host_attention_amx_possible() };
+    for (uint32_t i = 0; i < l->n; i++) {
+        rate_tiles_room(l, &shapes[i]);
+        for (int w = 0; w < RATE_BF16_TILES && st == dnnl_success; w++)
             st = rate_call_make(l, &shapes[i], (enum rate_way)w, &l->call[i][w]);
+    }
     return st == dnnl_success ? rate_buffers(l, err) : rate_error("making a product", st, err);
 }
 
@@ -164,6 +184,18 @@ void rate_close(struct rate *l)
     sys_free(l);
 }
 
+static double rate_tiles_run(struct rate *l, const struct rate_shape *s)
+{
+    const struct host_gemm g = { .m = s->m, .n = s->n, .k = s->k, .lda = s->k, .ldc = s->n,
+                                 .a = (const uint16_t *)(const void *)l->buf[RATE_A],
+                                 .b = l->buf[RATE_B], .c = l->buf[RATE_C],
+                                 .ct = s->wide ? OPS_F32 : OPS_BF16 };
+    if (!host_gemm_fits(&l->own, s->k)) return 0;
+    double begin = omp_get_wtime();
+    host_gemm(&l->own, &g);
+    return omp_get_wtime() - begin;
+}
+
 stk_status rate_run(struct rate *l, uint32_t i, enum rate_way way, double *seconds,
                      struct stk_error *err)
 {
@@ -172,7 +204,7 @@ stk_status rate_run(struct rate *l, uint32_t i, enum rate_way way, double *secon
     struct rate_call *c = &l->call[i][way];
     dnnl_exec_arg_t args[RATE_ARGS];
     dnnl_status_t st = dnnl_success;
-    *seconds = 0;
+    *seconds = way == RATE_BF16_TILES ? rate_tiles_run(l, &l->shape[i]) : 0;
     if (!c->primitive) return STK_OK;
     for (int a = 0; a < RATE_ARGS; a++) {
         args[a] = (dnnl_exec_arg_t){ names[a], c->memory[a] };
