@@ -19,6 +19,7 @@
  *     dQ^T += K^T dS^T    A: K^T, packed       B: rows of dS^T in pairs
  *
  * ORDER as in attention_isa.c: no result depends on the threads. */
+#include "gpu/host/kernels/amx.h"
 #include "gpu/host/kernels/kern.h"
 #include "gpu/host/kernels/vec.h"
 
@@ -32,24 +33,7 @@ enum { BQ = KERN_ATT_BQ, BK = KERN_ATT_BK };
 _Static_assert(BQ == 64 && BK == 64, "tiles and packings below");
 _Static_assert(VL == 16, "this file needs AVX-512");
 
-/* --- tiles: 0..3 hold C, 4 and 5 A, 6 and 7 B ------------------------------------------------- */
-
-struct tile_config {
-    uint8_t palette, start_row, zero[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-};
-
-/* gcc's tile intrinsics do not say which memory they read and write. */
-#define MEMORY_BARRIER() __asm__ volatile("" ::: "memory")
-
-static void tiles_open(void)
-{
-    struct tile_config c = { .palette = 1 };
-    for (int i = 0; i < 8; i++) c.row_bytes[i] = 64, c.rows[i] = 16;
-    __asm__ volatile("" ::"r"(&c) : "memory");
-    _tile_loadconfig(&c);
-}
+/* --- products on tiles ------------------------------------------------------------------------ */
 
 struct prod {
     const void *a;
@@ -64,7 +48,7 @@ struct prod {
 
 static __attribute__((noinline)) void prod_run(const struct prod *p)
 {
-    MEMORY_BARRIER();
+    AMX_MEMORY_BARRIER();
     const uint64_t as = p->a_bytes, bs = p->b_words * 4, cs = p->c_floats * 4;
     for (uint64_t m = 0; m < p->m; m += 32)
         for (uint64_t n = 0; n < p->n; n += 32) {
@@ -97,7 +81,7 @@ static __attribute__((noinline)) void prod_run(const struct prod *p)
             _tile_stored(2, c1, cs);
             _tile_stored(3, c1 + 16, cs);
         }
-    MEMORY_BARRIER();
+    AMX_MEMORY_BARRIER();
 }
 
 /* --- moving rows ------------------------------------------------------------------------------ */
@@ -371,7 +355,7 @@ void kern_attention_forward_amx(const struct host_ctx *c, const struct ops_atten
     {
         struct work w;
         work_open(&w, a, scratch + floats * (uint64_t)omp_get_thread_num(), false);
-        tiles_open();
+        amx_tiles_open(32);
         /* The long blocks (late rows see more keys) first, so that threads end together. */
 #pragma omp for schedule(dynamic, 1)
         for (uint64_t u = 0; u < blocks * per_block; u++)
@@ -496,7 +480,7 @@ void kern_attention_backward_amx(const struct host_ctx *c, const struct ops_atte
     {
         struct work w;
         work_open(&w, a, scratch + floats * (uint64_t)omp_get_thread_num(), true);
-        tiles_open();
+        amx_tiles_open(32);
 #pragma omp for schedule(dynamic, 1)
         for (uint64_t u = 0; u < a->n_seq * a->kv_heads; u++)
             backward_head(&w, u / a->kv_heads, u % a->kv_heads);

@@ -1,5 +1,5 @@
-/* gpu/host/kernels/attention_amx_none.c - where the compiler or the processor knows no AMX: nothing
- * calls these, because c->amx is never set (kern_amx_built). */
+/* gpu/host/kernels/attention_amx_none.c - attention and products where the compiler or the processor
+ * knows no AMX: nothing calls these, because c->amx is never set (kern_amx_built). */
 #include "gpu/host/kernels/kern.h"
 
 const bool kern_amx_built = false;

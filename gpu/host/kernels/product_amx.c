@@ -12,6 +12,7 @@
  * and smaller pieces were tried), and over each piece all rows of the block, 32 at a time: four tiles
  * of C, two of A, two of B. Sums between two pieces wait in `part`. What comes next (of B, A and C) is
  * fetched ahead, and a finished square goes to C while the next one is computed. */
+#include "gpu/host/kernels/amx.h"
 #include "gpu/host/kernels/kern.h"
 #include "gpu/host/kernels/vec.h"
 
@@ -26,27 +27,6 @@ enum {
     BLOCK_BYTES = 512 << 10,
     PIECE_BYTES = K_STEP * SQUARE * 2 /* of B, a step */
 };
-
-struct tile_config {
-    uint8_t palette, start_row, zero[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-};
-
-/* gcc's tile intrinsics do not say which memory they read and write. */
-#define MEMORY_BARRIER() __asm__ volatile("" ::: "memory")
-
-/* Tiles 0..3 hold C, 4 and 5 A, 6 and 7 B; in squares of fewer rows C and A have fewer (at least 1). */
-static void tiles_open(uint64_t rows)
-{
-    uint8_t low = rows < 16 ? (uint8_t)rows : 16, high = rows > 16 ? (uint8_t)(rows - 16) : 1;
-    struct tile_config c = { .palette = 1 };
-    for (int i = 0; i < 8; i++) c.row_bytes[i] = 64, c.rows[i] = 16;
-    c.rows[0] = c.rows[1] = c.rows[4] = low;
-    c.rows[2] = c.rows[3] = c.rows[5] = high;
-    __asm__ volatile("" ::"r"(&c) : "memory");
-    _tile_loadconfig(&c);
-}
 
 /* A finished square on its way to C. */
 struct square {
@@ -87,7 +67,7 @@ VEC_INLINE void row_out(const struct host_gemm *g, const struct square *s, uint6
 
 static void square_out(const struct host_gemm *g, struct square *s)
 {
-    MEMORY_BARRIER();
+    AMX_MEMORY_BARRIER();
     for (uint64_t r = 0; r < s->rows; r++) row_out(g, s, r);
     s->rows = 0;
 }
@@ -119,7 +99,7 @@ static __attribute__((noinline)) void step_run(struct walk *w, const struct step
     const char *a = s->a, *a2 = s->rows > 16 ? a + 16 * as : a, *b = s->b;
     char *c = s->c;
     uint64_t done = 0, c_rows = c ? s->rows : 0;
-    MEMORY_BARRIER();
+    AMX_MEMORY_BARRIER();
     if (s->from) {
         _tile_loadd(0, s->from, SQUARE * 4);
         _tile_loadd(1, s->from + 16, SQUARE * 4);
@@ -152,7 +132,7 @@ static __attribute__((noinline)) void step_run(struct walk *w, const struct step
     _tile_stored(1, s->to + 16, SQUARE * 4);
     _tile_stored(2, s->to + 16 * SQUARE, SQUARE * 4);
     _tile_stored(3, s->to + 16 * SQUARE + 16, SQUARE * 4);
-    MEMORY_BARRIER();
+    AMX_MEMORY_BARRIER();
 }
 
 /* Rows m0..m1 by the panel of columns at n0, over one piece of k. */
@@ -187,9 +167,9 @@ static void piece_run(struct walk *w, uint64_t m0, uint64_t m1, uint64_t n0, uin
             .c_bytes = SQUARE * elem,
             .c_row_bytes = g->ldc * elem,
         };
-        if (rows < SQUARE) tiles_open(rows);
+        if (rows < SQUARE) amx_tiles_open(rows);
         step_run(w, &s);
-        if (rows < SQUARE) tiles_open(SQUARE);
+        if (rows < SQUARE) amx_tiles_open(SQUARE);
         if (!last) continue;
         sq->c = (char *)g->c + c_elem * elem;
         sq->rows = rows;
@@ -242,7 +222,7 @@ void kern_gemm_amx(const struct host_ctx *c, const struct host_gemm *g)
         w.g = g;
         w.now = 0;
         w.square[0].rows = w.square[1].rows = 0;
-        tiles_open(SQUARE);
+        amx_tiles_open(SQUARE);
         for (w.k0 = 0; w.k0 < g->k && m0 < m1; w.k0 += w.k) {
             w.k = g->k - w.k0 < pass ? g->k - w.k0 : pass;
             pass_run(&w, m0, m1, n0, n1);
