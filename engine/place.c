@@ -580,7 +580,8 @@ static uint32_t act_tries(const stk_engine *e, struct act_try *t, uint32_t *firs
     }
     for (uint32_t p = PLAN_ACT_KEEP; p < PLAN_ACT_N; p++) {
         if (p == PLAN_ACT_NVME) *first = n;
-        if ((mix && (p < lowest || p == PLAN_ACT_KEEP)) || (p == PLAN_ACT_HOST && !discrete) ||
+        bool same = p == PLAN_ACT_HOST && !discrete && !(mix && lowest == p); /* as keeping */
+        if ((mix && (p < lowest || p == PLAN_ACT_KEEP)) || same ||
             (p == PLAN_ACT_NVME && (!has_store(e) || c->own_order || c->adopt)))
             continue;
         if (mix || p == PLAN_ACT_KEEP || p == PLAN_ACT_NVME) {
