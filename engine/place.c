@@ -681,6 +681,8 @@ stk_status place_choose(stk_engine *e, uint64_t host_limit, uint64_t device_limi
                              "DIR, or choose host");
     if (!ok) return refuse(e, &pl, &lim);
     *out = pl;
+    fill_chunks(e, &pl); /* the last that was tried may be another: notes read these tables */
+    fill_places(e, &pl);
     eng_note(e,
              "placement: parameters %s, optimizer state %s, gradients %s, activations %s "
              "(host %s, device %s)",
