@@ -195,8 +195,6 @@ typedef struct stk_config {
                                    * AUTO */
     uint64_t trace_bytes;         /* host memory for what happened last (40 bytes a node of the plan),
                                    * for stk_trace_write; 0: nothing is kept */
-    bool overwrite_grads;         /* this client looks at stk_visit.overwrite: accumulators are not zeroed
-                                   * for it. Own order: not used */
     const struct stk_machine *machine; /* plan for this machine instead of the one at hand: its
                                    * memories are the budgets (device_memory and host_memory make them
                                    * smaller), its drives the folders unless some are named. `device`
@@ -216,6 +214,8 @@ typedef struct stk_config {
                                    * blocks, the first of the order, the parameters are made before the
                                    * state. UINT32_MAX: as many as are predicted to pay; where nothing can
                                    * be predicted, with split all, with speculate none */
+    bool overwrite_grads;         /* this client looks at stk_visit.overwrite: accumulators are not zeroed
+                                   * for it. Own order: not used */
 } stk_config;
 
 /* Fills defaults: host, auto everywhere, adamw 0.9 0.999 1e-8 0.01, clip 1.0, one micro-batch,
