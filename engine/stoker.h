@@ -97,7 +97,9 @@ typedef enum {
 } stk_act;
 typedef enum { STK_ACCUMULATE_LAYER, STK_ACCUMULATE_MICRO } stk_accumulate;
 typedef enum {
-    STK_UPDATE_AUTO,      /* chase; optimizer state on NVMe, clipping off, room there for two versions:
+    STK_UPDATE_AUTO,      /* where the machine is known before memory is placed (`machine`, or a simulated
+                           * one): what is predicted to be clearly faster than chase, if anything. Else
+                           * chase; optimizer state on NVMe, clipping off, room there for two versions:
                            * speculate */
     STK_UPDATE_SERIAL,    /* the step's update, then the next step */
     STK_UPDATE_CHASE,     /* under the next step's forward */
@@ -180,10 +182,11 @@ typedef struct stk_config {
     uint64_t nvme_buffer;         /* host memory for state between NVMe and the update: what is read
                                    * ahead while backward runs and written behind while the next
                                    * forward runs. 0: eight chunks (speculate: twelve) and three
-                                   * quarters of the state of the first block visited, or half of
-                                   * what the other arenas take, in at most an eighth of the free memory; with a given host_memory that state
-                                   * is kept there for good or, with `durable`, the buffer takes all
-                                   * that is left. More than all state is of no use */
+                                   * quarters of the state of the first block visited, or twice what
+                                   * activations take, if that is more, while the whole run takes at
+                                   * most a sixth of the memory; with a given host_memory that state is
+                                   * kept there for good or, with `durable`, the buffer takes all that
+                                   * is left. More than all state is of no use */
     /* durable steps (below) */
     bool durable;                 /* reserve room for them: the parameters and the optimizer state
                                    * must lie on NVMe (`auto` then does), twice */
@@ -192,7 +195,8 @@ typedef struct stk_config {
     bool adopt;                   /* take over what a dead process of this run_id left; see
                                    * stk_resume_durable. Needs `durable`; chunk_elems and the set of
                                    * folders (in any order) must be as they were, grads too unless
-                                   * AUTO */
+                                   * AUTO; with activations on NVMe their policies (unless AUTO), sizes
+                                   * and micro_batches as well */
     uint64_t trace_bytes;         /* host memory for what happened last (40 bytes a node of the plan),
                                    * for stk_trace_write; 0: nothing is kept */
     const struct stk_machine *machine; /* plan for this machine instead of the one at hand: its
