@@ -243,6 +243,9 @@ TEST(acts_beside_durable_steps)
         if (i == 0) t.cfg.activations_last[STK_ACT_KEEP] = 2;
         if (i == 1) {
             refused(&t, "activations", "--activations");
+            t.cfg.activations = STK_ACT_AUTO;
+            t.cfg.micro_batches = t.micros = MICROS + 1;
+            refused(&t, "2 micro-batches on NVMe, this run has 3", "--discard");
             continue;
         }
         RUN(&t, toy_open(&t));
