@@ -147,14 +147,15 @@ static stk_status refuse_size(stk_engine *e, size_t bytes)
                          bytes, CLIENT_BYTES_MAX);
 }
 
-/* What decides which extents activations have: how many of the last positions have each policy, and the
- * policy of the others. */
+/* What decides which extents activations have: how many of the last positions have each policy, the
+ * policy of the others, micro-batches. */
 static json_t *acts_json(const stk_engine *e)
 {
     json_t *a = json_array();
     for (int p = 0; p < PLAN_ACT_N; p++)
         json_array_append_new(a, json_integer(e->place.act_last[p]));
     json_array_append_new(a, json_integer((json_int_t)e->place.act));
+    json_array_append_new(a, json_integer(e->cfg.micro_batches));
     return a;
 }
 
@@ -271,7 +272,15 @@ static stk_status agree_acts(stk_engine *e, const char *name)
             c->activations_last[p + 1] = (uint32_t)json_integer_value(json_array_get(was, p));
         c->activations = (stk_act)(json_integer_value(json_array_get(was, PLAN_ACT_N)) + 1);
     }
-    if (was && same_acts(e, was)) return STK_OK;
+    json_int_t micros = json_integer_value(json_array_get(was, PLAN_ACT_N + 1)); /* 0: not written then */
+    bool same = was && same_acts(e, was);
+    if (same && micros > 0 && micros != (json_int_t)c->micro_batches)
+        return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
+                             "%s was written with the activations of %lld micro-batches on NVMe, this run "
+                             "has %u: leave --batch and --micro-batch as they were, or drop it with "
+                             "--discard",
+                             name, (long long)micros, c->micro_batches);
+    if (same) return STK_OK;
     return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
                          "%s was written with %s on NVMe, this run has %s: leave --activations as it "
                          "was, or drop it with --discard",

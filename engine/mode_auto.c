@@ -136,6 +136,7 @@ static bool consider(struct search *s, enum plan_update update, uint32_t split_b
     struct plan *p = NULL;
     uint32_t notes = e->n_notes;
     double quiet = 0;
+    *binds = 0;
     e->mode_try = (struct eng_mode_try){ true, update, split_blocks };
     stk_status st = candidate(s, &in, &c);
     if (st == STK_OK) st = plan_build(&in, &p, NULL, &e->err);

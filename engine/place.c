@@ -580,7 +580,8 @@ static uint32_t act_tries(const stk_engine *e, struct act_try *t, uint32_t *firs
     }
     for (uint32_t p = PLAN_ACT_KEEP; p < PLAN_ACT_N; p++) {
         if (p == PLAN_ACT_NVME) *first = n;
-        if ((mix && (p < lowest || p == PLAN_ACT_KEEP)) || (p == PLAN_ACT_HOST && !discrete) ||
+        bool same = p == PLAN_ACT_HOST && !discrete && !(mix && lowest == p); /* as keeping */
+        if ((mix && (p < lowest || p == PLAN_ACT_KEEP)) || same ||
             (p == PLAN_ACT_NVME && (!has_store(e) || c->own_order || c->adopt)))
             continue;
         if (mix || p == PLAN_ACT_KEEP || p == PLAN_ACT_NVME) {
@@ -680,6 +681,8 @@ stk_status place_choose(stk_engine *e, uint64_t host_limit, uint64_t device_limi
                              "DIR, or choose host");
     if (!ok) return refuse(e, &pl, &lim);
     *out = pl;
+    fill_chunks(e, &pl); /* the last that was tried may be another: notes read these tables */
+    fill_places(e, &pl);
     eng_note(e,
              "placement: parameters %s, optimizer state %s, gradients %s, activations %s "
              "(host %s, device %s)",

@@ -86,7 +86,8 @@ enum plan_arena {
     PLAN_ARENA_CAST,       /* discrete: 16-bit gradients on the device, chunk by chunk */
     PLAN_ARENA_BOUNCE,     /* host: NVMe parameters on their way to a discrete device, chunk by
                             * chunk */
-    PLAN_ARENA_UPDATE,     /* host: staged state of chunks under update */
+    PLAN_ARENA_UPDATE,     /* host: staged state of chunks under update, and of those fetched ahead for the
+                            * next one their gradients */
     PLAN_ARENA_GRAD,       /* host: 16-bit gradients on their way to NVMe */
     PLAN_ARENA_SAVE,       /* host: offloaded activations and accumulators; activations on their way
                             * between a discrete device and NVMe */
@@ -188,8 +189,9 @@ struct plan_node {
     uint32_t rank;              /* priority on its resource, lower first; then program order. Its own
                                  * number, but for a parameter that a forward visit reads: the
                                  * number of what it waits for, so that it does not stand behind the
-                                 * transfers of all later updates; and for optimizer state on its way
-                                 * home, which lets all other writes pass */
+                                 * transfers of all later updates; for optimizer state on its way
+                                 * home, which lets all other writes pass; and for commits and
+                                 * speculative updates at home, the last of which goes first */
     uint32_t first_dep, n_deps; /* into plan->deps */
     uint32_t first_succ, n_succ;/* into plan->succs */
 };
@@ -197,8 +199,8 @@ struct plan_node {
 struct plan_visit {
     uint32_t place, block, micro;
     uint8_t dir, act;
-    bool first_of_block, last_of_block; /* backward: first zeroes the accumulator; after the last
-                                         * the gradient is final */
+    bool first_of_block, last_of_block; /* backward: first finds the accumulator zeroed, or writes it
+                                         * (stk_visit.overwrite); after the last the gradient is final */
     bool recompute;             /* backward: the full set must be recomputed from the boundary */
     uint32_t node;
     uint32_t param_slot;        /* PLAN_NO: in place at the host home */

@@ -23,17 +23,17 @@ uint8_t plan_wait_kind(const struct plan *p, uint32_t node, const double *end_ns
                        uint8_t otherwise)
 {
     double sum[PLAN_KIND_N] = { 0 };
-    uint8_t most = otherwise;
+    uint8_t most = PLAN_KIND_N; /* none: `otherwise` may be a kind of the chain, too */
     for (int k = 0; k < CHAIN_MOST && node != PLAN_NO && end_ns[node] > since_ns; k++) {
         uint8_t kind = p->nodes[node].kind;
         if (kind == PLAN_VISIT) break;
         uint32_t before = last_of(p, node, end_ns);
         double from = before != PLAN_NO && end_ns[before] > since_ns ? end_ns[before] : since_ns;
         sum[kind] += end_ns[node] - from;
-        if (kind != PLAN_NORM && (most == otherwise || sum[kind] > sum[most])) most = kind;
+        if (kind != PLAN_NORM && (most == PLAN_KIND_N || sum[kind] > sum[most])) most = kind;
         node = before;
     }
-    return most;
+    return most == PLAN_KIND_N ? otherwise : most;
 }
 
 uint8_t plan_visit_waits(const struct plan *p, uint32_t visit_node, const double *end_ns,

@@ -174,6 +174,8 @@ static stk_status open_storage(stk_engine *e, uint32_t n_extents)
     if (n_extents == 0) return STK_OK;
     static const enum io_kind kinds[] = { IO_AUTO, IO_URING, IO_POSIX, IO_SIM };
     const struct io_sim_cfg *sim = e->cfg.sim_disk;
+    /* only where there are any: a store of a build that knew no such class can then be taken over */
+    uint32_t acts = acts_nvme_bytes(e) ? 1u << ACT_CLASS : 0;
     exec_task_init(&e->io_task, on_io, e);
     struct io_cfg ic = { .kind = kinds[e->cfg.storage],
                          .ex = e->ex,
@@ -187,7 +189,7 @@ static stk_status open_storage(stk_engine *e, uint32_t n_extents)
                             .lane = e->lane,
                             .n_extents = n_extents,
                             .room = place_store_room(e, &e->place),
-                            .volatile_classes = 1u << CHUNK_GRAD | 1u << ACT_CLASS,
+                            .volatile_classes = 1u << CHUNK_GRAD | acts,
                             .payload_max_bytes = e->durable.payload_max,
                             .adopt = e->cfg.adopt,
                             .sim_disk =

@@ -97,7 +97,9 @@ typedef enum {
 } stk_act;
 typedef enum { STK_ACCUMULATE_LAYER, STK_ACCUMULATE_MICRO } stk_accumulate;
 typedef enum {
-    STK_UPDATE_AUTO,      /* chase; optimizer state on NVMe, clipping off, room there for two versions:
+    STK_UPDATE_AUTO,      /* where the machine is known before memory is placed (`machine`, or a simulated
+                           * one): what is predicted to be clearly faster than chase, if anything. Else
+                           * chase; optimizer state on NVMe, clipping off, room there for two versions:
                            * speculate */
     STK_UPDATE_SERIAL,    /* the step's update, then the next step */
     STK_UPDATE_CHASE,     /* under the next step's forward */
@@ -193,11 +195,10 @@ typedef struct stk_config {
     bool adopt;                   /* take over what a dead process of this run_id left; see
                                    * stk_resume_durable. Needs `durable`; chunk_elems and the set of
                                    * folders (in any order) must be as they were, grads too unless
-                                   * AUTO */
+                                   * AUTO; with activations on NVMe their policies (unless AUTO), sizes
+                                   * and micro_batches as well */
     uint64_t trace_bytes;         /* host memory for what happened last (40 bytes a node of the plan),
                                    * for stk_trace_write; 0: nothing is kept */
-    bool overwrite_grads;         /* this client looks at stk_visit.overwrite: accumulators are not zeroed
-                                   * for it. Own order: not used */
     const struct stk_machine *machine; /* plan for this machine instead of the one at hand: its
                                    * memories are the budgets (device_memory and host_memory make them
                                    * smaller), its drives the folders unless some are named. `device`
@@ -217,6 +218,8 @@ typedef struct stk_config {
                                    * blocks, the first of the order, the parameters are made before the
                                    * state. UINT32_MAX: as many as are predicted to pay; where nothing can
                                    * be predicted, with split all, with speculate none */
+    bool overwrite_grads;         /* this client looks at stk_visit.overwrite: accumulators are not zeroed
+                                   * for it. Own order: not used */
 } stk_config;
 
 /* Fills defaults: host, auto everywhere, adamw 0.9 0.999 1e-8 0.01, clip 1.0, one micro-batch,

@@ -17,14 +17,11 @@
 #define SIM_ALIGN 4096u
 _Static_assert(IO_SIM_DRIVES_MAX == IO_DRIVES_MAX, "every drive may have its own speed");
 
-#define SIM_WAITING 256u /* parts that a drive has at once, and more */
-
-struct sim_way { /* one direction of a device that shares */
+struct sim_way { /* one direction of a device that shares: of all drives */
     struct io *io;
     struct exec_lane *lane;
     struct exec_task task;
-    struct io_part *waiting[SIM_WAITING], *now;
-    uint32_t first, n;
+    struct io_part *now, *first, *last; /* that moves; that wait, by `next` */
 };
 
 struct sim {
@@ -44,7 +41,8 @@ enum { DO_NOTHING_WRONG = SIM_FAULT_N };
 static bool sim_shares(const struct io *io)
 {
     const struct io_sim_cfg *c = io->cfg.sim;
-    return (c->both_bytes_per_s > 0 || c->dram_bytes_per_s > 0) && exec_kind_of(io->cfg.ex) == EXEC_SIM;
+    return (c->both_bytes_per_s > 0 || c->dram_bytes_per_s > 0) && c->read_bytes_per_s > 0 &&
+           c->write_bytes_per_s > 0 && exec_kind_of(io->cfg.ex) == EXEC_SIM;
 }
 
 static uint64_t draw_delay(struct sim *s);
@@ -58,11 +56,10 @@ static void sim_way_run(void *arg)
     if (y->now)
         exec_post_at(y->io->cfg.lane, &y->now->task,
                      exec_now_ns(y->io->cfg.ex) + c->latency_ns + draw_delay(s));
-    y->now = NULL;
-    if (y->n == 0) return;
-    y->now = y->waiting[y->first];
-    y->first = (y->first + 1) % SIM_WAITING;
-    y->n--;
+    y->now = y->first;
+    if (!y->now) return;
+    y->first = y->now->next;
+    y->now->next = NULL;
     double rate = y == &s->way[0] ? c->read_bytes_per_s : c->write_bytes_per_s,
            both = c->both_bytes_per_s > 0
                       ? c->both_bytes_per_s / (2 * c->read_bytes_per_s) +
@@ -76,19 +73,33 @@ static void sim_way_run(void *arg)
     exec_post(y->lane, &y->task);
 }
 
+/* Closing a lane runs what is queued, on other lanes, too: nothing of either way may be left by then. */
+static void sim_ways_close(struct sim *s)
+{
+    for (int k = 0; k < 2; k++)
+        if (s->way[k].lane) exec_cancel(&s->way[k].task);
+    for (int k = 0; k < 2; k++) exec_lane_close(s->way[k].lane);
+}
+
 static stk_status sim_open(struct io *io, struct stk_error *err)
 {
     struct sim *s = sys_calloc(1, sizeof *s);
     if (!s) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for the simulated disk's state");
     s->cfg = io->cfg.sim;
     rng_seed(&s->rng, s->cfg->seed);
-    io->impl = s;
-    for (int k = 0; sim_shares(io) && k < 2; k++) {
+    stk_status status = STK_OK;
+    for (int k = 0; status == STK_OK && sim_shares(io) && k < 2; k++) {
         s->way[k].io = io;
         exec_task_init(&s->way[k].task, sim_way_run, &s->way[k]);
-        STK_TRY(exec_lane_open(io->cfg.ex, k ? "disk writes" : "disk reads", &s->way[k].lane, err));
+        status = exec_lane_open(io->cfg.ex, k ? "disk writes" : "disk reads", &s->way[k].lane, err);
     }
-    return STK_OK;
+    if (status == STK_OK) {
+        io->impl = s;
+        return STK_OK;
+    }
+    sim_ways_close(s);
+    sys_free(s);
+    return status;
 }
 
 static void sim_close(struct io *io) {}
@@ -98,12 +109,7 @@ static void sim_quiesce(struct io *io)
     for (uint32_t i = 0; i < IO_DRIVES_MAX; i++)
         for (uint32_t k = 0; io->drives[i].parts && k < io->cfg.depth; k++)
             exec_cancel(&io->drives[i].parts[k].task);
-    struct sim *s = io->impl;
-    for (int k = 0; s && k < 2; k++) {
-        s->way[k].now = NULL;
-        s->way[k].n = 0;
-        if (s->way[k].lane) exec_lane_close(s->way[k].lane);
-    }
+    if (io->impl) sim_ways_close(io->impl);
     sys_free(io->impl);
     io->impl = NULL;
 }
@@ -268,8 +274,10 @@ static void sim_start(struct io *io, struct io_part *p)
         return;
     }
     struct sim_way *y = &s->way[p->op != IO_READ];
-    STK_ASSERT(y->n < SIM_WAITING);
-    y->waiting[(y->first + y->n++) % SIM_WAITING] = p;
+    p->next = NULL;
+    if (y->first) y->last->next = p;
+    else y->first = p;
+    y->last = p;
     exec_post(y->lane, &y->task);
 }
 

@@ -48,9 +48,9 @@ struct io_sim_cfg {
     uint64_t latency_ns;                /* per request, plus size / rate; 0, 0: immediate */
     double read_bytes_per_s, write_bytes_per_s;
     bool shared_rate;                   /* reads and writes share one limit */
-    /* Above 0 (exec simulation): both directions at once move so much together, and transfers take
-     * their part of the host's memory, as the simulated device's copies do. All drives are one device
-     * then. */
+    /* Above 0 (exec simulation, both rates above 0): both directions at once move so much together, and
+     * transfers take their part of the host's memory, as the simulated device's copies do. All drives
+     * are one device then. */
     double both_bytes_per_s, dram_bytes_per_s;
     struct io_sim_faults faults;
     /* by io_file_add's number. One whose rates are above 0 moves its bytes beside the others; all

@@ -19,7 +19,8 @@
  *
  * INVARIANTS (asserts and tests cite them)
  *   INV-1  between steps the newest version of each state is at its home: host memory (`host`) or
- *          the extent store (`extent`)
+ *          the extent store (`extent`); but a gradient may lie in the slot of the next update
+ *          (`grad_at`)
  *   INV-2  PARAM and OPT of a chunk always carry the same version (the step whose update wrote
  *          them), except between UPDATE and WRITE_BACK of that chunk
  *   INV-3  a buffer with I/O or a copy in flight belongs to that operation; nobody reads or writes
@@ -37,7 +38,8 @@
  *             homes)
  *     PARAM at home --FETCH/COPY_IN--> cached on device --VISIT...--> dropped (a copy; never
  *             written back)
- *     accumulator --GRAD_CAST--> 16-bit --GRAD_OUT--> host --WRITE_BACK--> GRAD at home */
+ *     accumulator --GRAD_CAST--> 16-bit --GRAD_OUT--> host --WRITE_BACK--> GRAD at home
+ *             (or, of a chunk fetched ahead for the next update: into its slot there, and no further) */
 #ifndef OFFLOAD_CHUNK_H
 #define OFFLOAD_CHUNK_H
 

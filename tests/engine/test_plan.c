@@ -495,4 +495,27 @@ TEST(plan_trace_is_balanced)
     model_free(&m);
 }
 
+/* A wait is for the kind that most of its chain is made of, also where that is the kind that is booked when
+ * the chain says nothing. */
+TEST(plan_a_wait_is_for_the_longest_part)
+{
+    static const uint8_t kind[] = { PLAN_FETCH, PLAN_GRAD_CAST, PLAN_COPY_IN, PLAN_NORM };
+    struct plan_node nodes[4];
+    uint32_t deps[] = { 0, 1, 2 };
+    memset(nodes, 0, sizeof nodes);
+    for (uint32_t i = 0; i < 4; i++) {
+        nodes[i].kind = kind[i];
+        nodes[i].n_deps = i > 0;
+        nodes[i].first_dep = i ? i - 1 : 0;
+    }
+    const struct plan p = { .nodes = nodes, .n_nodes = 4, .deps = deps, .n_deps = 3 };
+    const double end_ns[] = { 110, 180, 190, 300 }; /* since 100: 10, 70, 10, and the norm */
+    for (uint8_t otherwise = 0; otherwise < PLAN_KIND_N; otherwise++) {
+        CHECK(plan_wait_kind(&p, 3, end_ns, 100, otherwise) == PLAN_GRAD_CAST);
+        CHECK(plan_visit_waits(&p, 2, end_ns, 175, otherwise) == PLAN_GRAD_CAST);
+        CHECK(plan_wait_kind(&p, 3, end_ns, 300, otherwise) == otherwise);
+        CHECK(plan_wait_kind(&p, 3, end_ns, 250, otherwise) == otherwise);
+    }
+}
+
 TEST_MAIN()

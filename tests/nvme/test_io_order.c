@@ -321,4 +321,46 @@ TEST(io_nvm_38_buffers_stay_with_their_consumer)
     }
 }
 
+/* --- a device whose directions share ---------------------------------------------------------- */
+
+enum { SHARE_DRIVES = 10, SHARE_DEPTH = 32 };
+
+static void share_requests(const uint32_t *file, uint8_t *buf, struct io_req *reqs)
+{
+    for (uint32_t i = 0; i < SHARE_DRIVES * SHARE_DEPTH; i++)
+        reqs[i] = (struct io_req){ .op = i % 8 ? IO_READ : IO_WRITE,
+                                   .file = file[i % SHARE_DRIVES],
+                                   .buf = buf + (uint64_t)i * 4096,
+                                   .offset_bytes = (uint64_t)(i / SHARE_DRIVES) * 4096,
+                                   .size_bytes = 4096 };
+}
+
+/* As many parts as all drives take at once; then a close that finds both directions busy: nothing of
+ * the io may run after it. */
+TEST(io_directions_that_share_take_all_and_leave_nothing)
+{
+    struct io_req *reqs = calloc(SHARE_DRIVES * SHARE_DEPTH, sizeof *reqs);
+    uint8_t *buf = sys_mmap(SHARE_DRIVES * SHARE_DEPTH * 4096, false);
+    for (int drained = 1; drained >= 0; drained--) {
+        struct world w = { .cfg = { .depth = SHARE_DEPTH },
+                           .sim = { .read_bytes_per_s = 2e6, .write_bytes_per_s = 1e6,
+                                    .both_bytes_per_s = 2e6 } };
+        struct stk_error err = { 0 };
+        uint32_t file[SHARE_DRIVES];
+        char name[2] = "a";
+        CHECK_OK(world_open(&w, IO_SIM, EXEC_SIM, test_seed(), &err), &err);
+        for (uint32_t i = 0; i < SHARE_DRIVES; i++, name[0]++)
+            CHECK_OK(world_file(&w, name, SHARE_DEPTH * 4096, i, &file[i], &err), &err);
+        share_requests(file, buf, reqs);
+        struct batch b = { .w = &w, .reqs = reqs, .n = SHARE_DRIVES * SHARE_DEPTH };
+        world_run(&w, batch_submit, &b);
+        CHECK(b.refused == STK_OK);
+        if (drained) CHECK_OK(io_drain(w.io, UINT64_MAX, &err), &err);
+        CHECK(drained ? b.done == b.n : b.done < b.n);
+        world_close(&w);
+    }
+    free(reqs);
+    sys_munmap(buf, SHARE_DRIVES * SHARE_DEPTH * 4096);
+}
+
 TEST_MAIN()
