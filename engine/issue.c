@@ -147,10 +147,10 @@ static void stream_done(void *arg)
     const struct plan_node *n = node_of(e, op->node);
     struct stk_error err = { 0 };
     if (dev_status(e->dev, &err) != STK_OK) run_fail(e, &err);
-    if (n->kind == PLAN_COPY_IN) {
+    if (n->kind == PLAN_COPY_IN || n->kind == PLAN_HAND_OVER) {
         e->counts.copy_in += n->bytes;
         /* counted once: a parameter that came from NVMe was counted by its FETCH */
-        if (n->src_slot == PLAN_NO) e->counts.param_fetch += n->bytes;
+        if (n->src_slot == PLAN_NO || n->kind == PLAN_HAND_OVER) e->counts.param_fetch += n->bytes;
     } else if (n->kind == PLAN_LOAD) {
         e->counts.copy_in += n->bytes;
     } else if (n->kind == PLAN_GRAD_OUT || n->kind == PLAN_SAVE) {
@@ -199,7 +199,7 @@ static bool issue_copy(stk_engine *e, uint32_t node)
     const struct plan_node *n = node_of(e, node);
     struct run_op *op = run_op_take(e, n->resource, node);
     if (!op) return false;
-    bool in = n->kind == PLAN_COPY_IN || n->kind == PLAN_LOAD;
+    bool in = n->resource == PLAN_COPY_IN_LINK;
     bool activation = n->kind == PLAN_SAVE || n->kind == PLAN_LOAD;
     enum chunk_state state = n->kind == PLAN_GRAD_OUT ? CHUNK_GRAD : CHUNK_PARAM;
     void *src = activation ? eng_slot(e, e->run.plan, n->src_slot, n->src_offset_bytes)
@@ -235,6 +235,53 @@ static bool issue_cast(stk_engine *e, uint32_t node)
     note_gradient(e, n, a.out);
     stk_status st = ops_grad_cast(s, &a, &err);
     return stream_finish(e, op, s, st, &err);
+}
+
+/* --- a parameter handed over -------------------------------------------------------------------- */
+
+/* Of two ways to a parameter slot one is taken: from the UPDATE slot where the chunk was updated in this
+ * run, else from its home. */
+static bool hand_over_passes(const stk_engine *e, const struct plan_node *n)
+{
+    bool either = n->optional && !n->for_next;
+    if (n->kind != PLAN_HAND_OVER && !either) return false;
+    bool updated = (e->run.parts & PLAN_RUN_UPDATE) && (!e->spec || e->spec->chunk[n->chunk].fresh);
+    return (n->kind == PLAN_HAND_OVER) != updated;
+}
+
+static void hand_over_slice(void *arg, uint32_t slice, uint32_t n_slices)
+{
+    struct run_op *op = arg;
+    stk_engine *e = op->e;
+    const struct plan_node *n = node_of(e, op->node);
+    uint64_t pages = (n->bytes + 4095) / 4096, from = pages * slice / n_slices * 4096,
+             to = pages * (slice + 1) / n_slices * 4096;
+    if (to > n->bytes) to = n->bytes;
+    memcpy(eng_slot(e, e->run.plan, n->slot, n->slot_offset_bytes + from),
+           eng_slot(e, e->run.plan, n->src_slot, n->src_offset_bytes + from), to - from);
+    update_model_team(e, 2 * n->bytes / n_slices); /* read and written */
+}
+
+static void hand_over_done(void *arg)
+{
+    struct run_op *op = arg;
+    stk_engine *e = op->e;
+    const struct plan_node *n = node_of(e, op->node);
+    uint32_t node = op->node, resource = n->resource;
+    e->counts.param_fetch += n->bytes;
+    run_op_give(e, resource, op);
+    run_complete(e, node);
+    exec_post(e->lane, &e->pump_task);
+}
+
+/* A device that does not read host memory copies it over the link. */
+static bool issue_hand_over(stk_engine *e, uint32_t node)
+{
+    const struct plan_node *n = node_of(e, node);
+    if (n->resource == PLAN_COPY_IN_LINK) return issue_copy(e, node);
+    struct run_op *op = run_op_take(e, n->resource, node);
+    if (op) update_job(op, hand_over_slice, hand_over_done);
+    return op != NULL;
 }
 
 /* --- the update ------------------------------------------------------------------------------- */
@@ -386,7 +433,7 @@ static bool issue_update(stk_engine *e, uint32_t node)
 
 bool issue_node(stk_engine *e, uint32_t node)
 {
-    if (e->spec && spec_passes(e, node)) {
+    if (hand_over_passes(e, node_of(e, node)) || (e->spec && spec_passes(e, node))) {
         run_complete(e, node);
         return true;
     }
@@ -396,6 +443,7 @@ bool issue_node(stk_engine *e, uint32_t node)
     case PLAN_WRITE_BACK: return issue_store(e, node, true);
     case PLAN_ACT_OUT:
     case PLAN_ACT_IN: return issue_act(e, node);
+    case PLAN_HAND_OVER: return issue_hand_over(e, node);
     case PLAN_COPY_IN:
     case PLAN_GRAD_OUT:
     case PLAN_SAVE:

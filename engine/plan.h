@@ -21,6 +21,12 @@
  * writer of the new slot depends on the last users of every slot it overlaps), so the peak does not
  * depend on how nodes interleave.
  *
+ * HAND-OVER. A parameter on NVMe whose UPDATE runs in a period goes to the period's first visit in memory:
+ * HAND_OVER copies it from the chunk's UPDATE slot to its PARAM slot. The FETCH behind it (and on a
+ * discrete device the COPY_IN) is `optional`: it PASSES, that is, completes and does nothing, where the
+ * HAND_OVER ran, and brings the parameter where no update ran in this period; there the HAND_OVER
+ * passes. The write-back stays: later visits and periods read it.
+ *
  * SPECULATION (PLAN_SPECULATE). A chunk with `spec` has, after its gradient's cast, a second UPDATE, of
  * part VISITS, as if the norm were going to be fine; in the part UPDATE of the next period stands its
  * UNDO, before the UPDATE that waited for the norm. What happens is decided as the plan runs
@@ -60,6 +66,8 @@ enum plan_kind {
     PLAN_ACT_OUT,    /* slot `src_slot` (ACT where the device is in place, else SAVE) -> NVMe: activation
                       * `act` */
     PLAN_ACT_IN,     /* the way back, into `slot` */
+    PLAN_HAND_OVER,  /* UPDATE slot `src_slot` -> parameter slot `slot`: one chunk's new parameter (see
+                      * HAND-OVER). By the update team; on a discrete device over the link */
     PLAN_KIND_N
 };
 
@@ -175,9 +183,10 @@ struct plan_node {
     bool spec;                  /* UPDATE in part VISITS, as if the norm were fine, and the FETCH and
                                  * WRITE_BACK beside it: see SPECULATION */
     bool optional;              /* FETCH for_next that may pass: the next period has a FETCH too, which
-                                 * passes where this one ran */
+                                 * passes where this one ran. FETCH and COPY_IN of a parameter behind a
+                                 * HAND_OVER: pass where that ran */
     uint32_t block, chunk;      /* PLAN_NO: none */
-    uint32_t visit;             /* VISIT: index in visits; FETCH/COPY_IN of parameters: the first
+    uint32_t visit;             /* VISIT: index in visits; FETCH/COPY_IN/HAND_OVER of parameters: the first
                                  * visit they serve; else PLAN_NO */
     uint32_t slot, src_slot;    /* PLAN_NO: none / host home */
     uint32_t act;               /* ACT_OUT, ACT_IN: which activation (plan_act_number); else PLAN_NO */
@@ -315,7 +324,8 @@ stk_status plan_needs(const struct plan_input *in, uint64_t least[PLAN_ARENA_N],
  * to use to home, none lost, no two writers without order; slots that share bytes are ordered;
  * slots lie inside the arenas; the norm follows every cast; every trainable chunk is updated
  * exactly once; fetch of a parameter follows its write-back; an activation on NVMe is written once and
- * read once after that; bytes per resource add up.
+ * read once after that; what is handed over is the newest parameter, in a slot nobody has taken since;
+ * bytes per resource add up.
  * STK_ERR_STATE names the node. */
 stk_status plan_check(const struct plan_input *in, const struct plan *p, struct stk_error *err);
 

@@ -120,6 +120,15 @@ static void take(struct plan_builder *b, struct plan_timeline *t, uint64_t begin
     if (end > t->high) t->high = end;
 }
 
+bool plan_slot_intact(const struct plan_builder *b, uint32_t slot)
+{
+    const struct plan_slot *s = &b->p->slots[slot];
+    const struct plan_timeline *t = &b->arena[s->arena];
+    uint32_t i = find_segment(t, s->offset_bytes);
+    return i < t->n && t->segs[i].slot == slot && t->segs[i].begin == s->offset_bytes &&
+           t->segs[i].end == s->offset_bytes + s->size_bytes;
+}
+
 struct window {
     uint64_t begin;
     uint32_t next_use, age;

@@ -109,7 +109,7 @@ static void set_up_tables(struct plan_builder *b)
                                &b->fetch_grad,  &b->order,       &b->casts,
                                &b->commit,      &b->spec_node,   &b->spec_write_param,
                                &b->spec_write_opt, &b->undo_node, &b->param_readers,
-                               &b->next_slot };
+                               &b->next_slot,   &b->hand_node };
     uint32_t **per_cell[] = { &b->bound,      &b->full,      &b->bound_saved,
                               &b->full_saved, &b->bound_out, &b->full_out };
     for (int i = 0; i < 4; i++) *per_block[i] = table(b, nb, 4, 0xff);
@@ -117,6 +117,7 @@ static void set_up_tables(struct plan_builder *b)
         *per_chunk[i] = table(b, nc, 4, 0xff);
     b->spec_way = table(b, nc, 1, 0);
     b->grad_stays = table(b, nc, 1, 0);
+    b->hand_way = table(b, nc, 1, 0);
     for (int i = 0; i < 6; i++) *per_cell[i] = table(b, cells, 4, 0xff);
     b->flow = table(b, in->n_micro, 4, 0xff);
     b->flow_left = table(b, in->n_micro, 4, 0);
@@ -194,7 +195,8 @@ static void tear_down(struct plan_builder *b)
                           b->full_saved,  b->flow,         b->flow_left,      b->forward_done,
                           b->commit,      b->spec_way,     b->spec_node,      b->spec_write_param,
                           b->spec_write_opt, b->undo_node, b->param_readers,   b->grad_stays,
-                          b->next_slot,   b->bound_out,    b->full_out };
+                          b->next_slot,   b->bound_out,    b->full_out,       b->hand_way,
+                          b->hand_node };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) sys_free(all[i]);
     for (int a = 0; a < PLAN_ARENA_N; a++) sys_free(b->arena[a].segs);
 }

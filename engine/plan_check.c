@@ -35,6 +35,7 @@ static bool allocate(struct checker *k)
         { &k->spec, chunks, true },
         { &k->undo, chunks, true },
         { &k->commit, chunks, true },
+        { &k->hand, chunks, true },
         { &k->spec_fetch, chunks * CHUNK_STATE_N, true },
         { &k->spec_write, chunks * CHUNK_STATE_N, true },
     };
@@ -55,7 +56,7 @@ static void release(struct checker *k)
                               k->update,       k->cast,       k->out,      k->seen_in, k->fetch,
                               k->fetch_next,   k->write_back, k->visit_at, k->users,   k->spec,
                               k->undo,         k->commit,     k->spec_fetch, k->spec_write, k->act_out,
-                              k->act_in };
+                              k->act_in,       k->hand };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) sys_free(all[i]);
     sys_free(k->slots);
 }

@@ -45,6 +45,7 @@ static stk_status enter_node(struct checker *k, uint32_t i)
     case PLAN_UPDATE: STK_TRY(enter(k, &(x->spec ? k->spec : k->update)[x->chunk], i)); break;
     case PLAN_COMMIT: STK_TRY(enter(k, &k->commit[x->chunk], i)); break;
     case PLAN_UNDO: STK_TRY(enter(k, &k->undo[x->chunk], i)); break;
+    case PLAN_HAND_OVER: STK_TRY(enter(k, &k->hand[x->chunk], i)); break;
     case PLAN_GRAD_CAST: STK_TRY(enter(k, &k->cast[x->chunk], i)); break;
     case PLAN_GRAD_OUT: STK_TRY(enter(k, &k->out[x->chunk], i)); break;
     case PLAN_GATHER:
@@ -72,13 +73,14 @@ static const uint8_t resource_of[PLAN_KIND_N] = {
     [PLAN_UNDO] = PLAN_UPDATE_TEAM,
     [PLAN_ACT_OUT] = PLAN_NVME_WRITE,
     [PLAN_ACT_IN] = PLAN_NVME_READ,
+    [PLAN_HAND_OVER] = PLAN_UPDATE_TEAM, /* a discrete device: the link */
 };
 
 static bool names_chunk(uint8_t kind)
 {
     return kind == PLAN_FETCH || kind == PLAN_COPY_IN || kind == PLAN_GRAD_CAST ||
            kind == PLAN_GRAD_OUT || kind == PLAN_UPDATE || kind == PLAN_WRITE_BACK ||
-           kind == PLAN_COMMIT || kind == PLAN_UNDO;
+           kind == PLAN_COMMIT || kind == PLAN_UNDO || kind == PLAN_HAND_OVER;
 }
 
 static bool moves(uint8_t kind)
@@ -105,7 +107,8 @@ static stk_status enter_all(struct checker *k)
                 return check_fail(k, i, "moves another number of bytes");
         }
         STK_TRY(enter_node(k, i));
-        if (x->resource != resource_of[x->kind]) return check_fail(k, i, "on the wrong resource");
+        bool over_link = x->kind == PLAN_HAND_OVER && !k->in->in_place;
+        if (x->resource != (over_link ? PLAN_COPY_IN_LINK : resource_of[x->kind])) return check_fail(k, i, "on the wrong resource");
     }
     for (int r = 0; r < PLAN_RESOURCE_N; r++)
         if (bytes[r] != k->p->bytes[r])
@@ -201,6 +204,31 @@ static stk_status check_staged(struct checker *k, uint32_t chunk, enum chunk_sta
                                     : check_fail(k, next, "fetches what has not been written back");
 }
 
+/* A parameter that goes to its first visit in memory: what its UPDATE of this period made, where it made
+ * it. That the slot is still its own when it is read follows from check_overlaps; nobody else writes
+ * into it (check_staged: all fetches come before the update). Not what may have been made in the period
+ * before: that update passes, and what lies in the slot is another chunk's. */
+static stk_status check_hand_over(struct checker *k, uint32_t chunk)
+{
+    const struct plan *p = k->p;
+    uint32_t h = k->hand[chunk], u = k->update[chunk];
+    if (h == PLAN_NO) return STK_OK;
+    if (k->in->chunks[chunk].home[CHUNK_PARAM] != CHUNK_NVME || k->spec[chunk] != PLAN_NO ||
+        p->nodes[h].state != CHUNK_PARAM)
+        return check_fail(k, h, "hands over what is at home, or what may not be the newest");
+    if (!check_before(k, u, h) || p->nodes[h].src_slot != p->nodes[u].slot ||
+        p->nodes[h].src_offset_bytes !=
+            plan_update_offset(&k->in->chunks[chunk], CHUNK_PARAM) ||
+        !in_arena(k, p->nodes[h].slot, PLAN_ARENA_PARAM))
+        return check_fail(k, h, "does not hand over what its update made");
+    for (uint8_t s = CHUNK_PARAM; s <= CHUNK_OPT; s++) {
+        uint32_t next = *state_entry(k->fetch_next, chunk, s);
+        if (next != PLAN_NO && !check_before(k, h, next))
+            return check_fail(k, next, "overwrites what is yet to be handed over");
+    }
+    return STK_OK;
+}
+
 /* The new 16-bit gradient: accumulator -> (device) -> home; a home in host memory still holds the
  * old one until the update has read it. */
 static stk_status check_gradient(struct checker *k, uint32_t chunk)
@@ -251,7 +279,8 @@ static stk_status check_serial(struct checker *k)
         if (x->part == PLAN_RUN_UPDATE && x->kind != PLAN_JOIN && x->kind != PLAN_FETCH &&
             !check_before(k, i, k->join))
             return check_fail(k, i, "the join does not wait for it");
-        bool entry = x->kind == PLAN_VISIT || x->kind == PLAN_FETCH || x->kind == PLAN_COPY_IN;
+        bool entry = x->kind == PLAN_VISIT || x->kind == PLAN_FETCH || x->kind == PLAN_COPY_IN ||
+                     x->kind == PLAN_HAND_OVER;
         if (any && x->part == PLAN_RUN_VISITS && entry && !x->for_next &&
             !check_before(k, k->join, i))
             return check_fail(k, i, "does not wait for the join");
@@ -267,7 +296,8 @@ stk_status check_chunks(struct checker *k)
         uint32_t u = k->update[i];
         if (c->frozen || !check_trains(k)) {
             bool any = u != PLAN_NO || k->cast[i] != PLAN_NO || k->out[i] != PLAN_NO ||
-                       k->spec[i] != PLAN_NO || k->undo[i] != PLAN_NO || k->commit[i] != PLAN_NO;
+                       k->spec[i] != PLAN_NO || k->undo[i] != PLAN_NO || k->commit[i] != PLAN_NO ||
+                       k->hand[i] != PLAN_NO;
             for (uint8_t s = 0; s < CHUNK_STATE_N; s++)
                 any |= *state_entry(k->fetch, i, s) != PLAN_NO ||
                        *state_entry(k->fetch_next, i, s) != PLAN_NO ||
@@ -280,6 +310,7 @@ stk_status check_chunks(struct checker *k)
         if (k->p->nodes[u].prefetched && !staged)
             return check_fail(k, u, "prefetched without state to fetch");
         for (int s = 0; s < CHUNK_STATE_N; s++) STK_TRY(check_staged(k, i, (enum chunk_state)s));
+        STK_TRY(check_hand_over(k, i));
         STK_TRY(check_gradient(k, i));
     }
     if (check_trains(k) != (k->norm != PLAN_NO))
@@ -317,7 +348,7 @@ static stk_status check_copy_in(struct checker *k, uint32_t node)
     const struct plan_node *f = &k->p->nodes[from];
     if (s->n_users != 2 || f->kind != PLAN_FETCH || f->slot != x->src_slot ||
         f->chunk != x->chunk || f->slot_offset_bytes != x->src_offset_bytes ||
-        !check_before(k, from, node))
+        f->optional != x->optional || !check_before(k, from, node))
         return check_fail(k, node, "its bounce slot does not hold its chunk");
     return STK_OK;
 }
@@ -329,6 +360,11 @@ static stk_status check_param_fetch(struct checker *k, uint32_t node)
         return check_fail(k, node, "fetches what is not on NVMe");
     if (!in_arena(k, x->slot, k->in->in_place ? PLAN_ARENA_PARAM : PLAN_ARENA_BOUNCE))
         return check_fail(k, node, "fetches to the wrong arena");
+    /* it passes unless the update does: then what is at home is the newest */
+    if (x->optional)
+        return check_before(k, k->hand[x->chunk], node)
+                   ? STK_OK
+                   : check_fail(k, node, "may pass though nothing was handed over");
     return sees_new_version(k, x->chunk, node)
                ? STK_OK
                : check_fail(k, node, "fetches a parameter before its write-back");
@@ -355,12 +391,18 @@ static stk_status check_param_slot(struct checker *k, uint32_t slot)
                 return check_fail(k, node, "does not wait for its parameters");
             continue;
         }
-        if ((x->kind != PLAN_FETCH && x->kind != PLAN_COPY_IN) || x->slot != slot ||
+        bool hand = x->kind == PLAN_HAND_OVER;
+        if ((x->kind != PLAN_FETCH && x->kind != PLAN_COPY_IN && !hand) || x->slot != slot ||
             k->seen_in[x->chunk] == slot + 1 ||
             x->slot_offset_bytes != k->in->chunks[x->chunk].offset_bytes)
             return check_fail(k, node, "writes a wrong piece of a parameter slot");
         if (s->chain_user_min && k->next_chain[node] > s->chain_user_min)
             return check_fail(k, node, "a visit does not wait for it");
+        if (hand) continue; /* counted with what comes in its place where no update ran */
+        uint32_t h = k->hand[x->chunk];
+        bool handed = h != PLAN_NO && k->p->nodes[h].slot == slot;
+        if (handed != x->optional || (handed && !check_before(k, h, node)))
+            return check_fail(k, node, "comes beside what was handed over, or in nobody's place");
         k->seen_in[x->chunk] = slot + 1;
         if (k->next_chain[node] > arrived) arrived = k->next_chain[node];
         n++;

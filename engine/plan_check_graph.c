@@ -5,7 +5,8 @@
  * of 100,000 nodes would be too many: nearly every path runs through a visit, and visits are in one
  * line, so two numbers per node answer most questions; the rest are short paths between copies,
  * found by a search that never passes a chain node. A node that may complete before its dependencies
- * (plan_passable) can begin or end a path, never carry it on. */
+ * (plan_passable) can begin or end a path, never carry it on. Nor does a node of part VISITS between two of
+ * part UPDATE, which may run alone: only a HAND_OVER stands there, and it waits for no visit. */
 #include "base/sys.h"
 #include "engine/plan_check_impl.h"
 
@@ -66,6 +67,12 @@ static bool depends_directly(const struct plan *p, uint32_t node, uint32_t on)
     return false;
 }
 
+/* The edge is not there when the update runs alone. */
+static bool leaves_part(const struct plan_node *x, const struct plan_node *dep)
+{
+    return x->part == PLAN_RUN_UPDATE && dep->part != PLAN_RUN_UPDATE;
+}
+
 static stk_status check_chain(struct checker *k)
 {
     const struct plan *p = k->p;
@@ -88,6 +95,8 @@ static stk_status check_chain(struct checker *k)
         for (uint32_t e = 0; e < x->n_deps; e++) {
             uint32_t d = p->deps[x->first_dep + e], before = k->chain_before[d];
             if (plan_passable(&p->nodes[d])) continue;
+            if (leaves_part(x, &p->nodes[d]) && (p->nodes[d].kind != PLAN_HAND_OVER || before > 0))
+                return check_fail(k, i, "an update waits for a visit");
             if (before > k->chain_before[i]) k->chain_before[i] = before;
         }
     }
@@ -121,7 +130,7 @@ bool check_before(struct checker *k, uint32_t a, uint32_t b)
             uint32_t d = p->deps[x->first_dep + e];
             if (d == a) return true;
             if (d < a || k->stamp[d] == k->stamp_now || is_chain(&p->nodes[d]) ||
-                plan_passable(&p->nodes[d]))
+                plan_passable(&p->nodes[d]) || leaves_part(x, &p->nodes[d]))
                 continue;
             k->stamp[d] = k->stamp_now;
             k->stack[depth++] = d;

@@ -30,6 +30,7 @@ struct checker {
     /* per chunk (and state): node or PLAN_NO */
     uint32_t *update, *cast, *out, *fetch, *fetch_next, *write_back;
     uint32_t *spec, *undo, *commit, *spec_fetch, *spec_write;
+    uint32_t *hand; /* per chunk: its HAND_OVER */
     uint32_t *seen_in; /* per chunk: slot + 1 */
     uint32_t *act_out, *act_in; /* per activation (plan_act_number) */
     uint32_t *visit_at; /* per (place, micro, dir): visit or PLAN_NO */

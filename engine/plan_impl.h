@@ -31,6 +31,7 @@ struct plan_slot_state { /* of a slot while the plan is built */
     uint32_t block; /* PARAM: whose; else PLAN_NO */
     uint32_t retired_visit; /* visits emitted when it was retired */
     bool live;
+    bool brought; /* PARAM: its block's chunks are on their way */
     bool
         slow; /* its last user is no visit: reusing it at once would make a visit wait for a copy */
 };
@@ -75,10 +76,13 @@ struct plan_builder {
     bool *grad_stays; /* per chunk: its gradient is cast into the slot of the next update */
     uint32_t *next_slot; /* per chunk: that slot, taken for the first n_next of the order */
     uint32_t n_next;
+    bool stays_taken;
     uint64_t next_cursor; /* of the UPDATE arena: where the next such slot lies */
     uint32_t *casts;
     uint32_t n_casts;
     uint32_t *commit; /* split: per chunk */
+    uint8_t *hand_way; /* per chunk: enum plan_hand_way of its next way to a PARAM slot */
+    uint32_t *hand_node; /* per chunk: its HAND_OVER */
     /* speculate (plan_spec.c) */
     uint64_t spec_begin_bytes; /* of the UPDATE arena: speculative slots lie behind it */
     uint32_t n_keep; /* so many of the order are fetched ahead and not speculated, if on NVMe */
@@ -119,6 +123,9 @@ uint32_t plan_slot_must(struct plan_builder *b, enum plan_arena a, uint64_t byte
                         uint32_t upto);
 void plan_slot_retire(struct plan_builder *b, uint32_t slot);
 
+/* Nobody has taken bytes of it since. */
+bool plan_slot_intact(const struct plan_builder *b, uint32_t slot);
+
 /* --- nodes (plan_nodes.c) */
 struct plan_node *plan_node_begin(struct plan_builder *b, enum plan_kind kind, uint8_t part);
 /* The same for a transfer of one state of a chunk: state, block, chunk and bytes are set. */
@@ -139,6 +146,12 @@ uint32_t plan_param_ready(const struct plan_builder *b, uint32_t chunk);
 void plan_emit_casts(struct plan_builder *b, uint32_t block, uint32_t after);
 void plan_emit_norm(struct plan_builder *b);
 bool plan_ensure_params(struct plan_builder *b, uint32_t use, bool must); /* plan_params.c */
+/* Hand-over (plan_params.c). At once: the block's PARAM slot is empty when the period begins. Late: no
+ * other update takes the UPDATE slot. */
+enum plan_hand_way { PLAN_HAND_NONE, PLAN_HAND_NOW, PLAN_HAND_LATE };
+void plan_hand_begin(struct plan_builder *b); /* before the updates: who may at once */
+void plan_hand_now(struct plan_builder *b, uint32_t chunk); /* after its UPDATE */
+void plan_hand_end(struct plan_builder *b); /* after the updates: who may late */
 void plan_acts_before(struct plan_builder *b, uint32_t visit); /* plan_acts.c */
 void plan_acts_ahead(struct plan_builder *b, uint32_t visit);
 void plan_acts_after(struct plan_builder *b, uint32_t visit);

@@ -13,7 +13,7 @@ const char *plan_kind_name(enum plan_kind k)
                                                     "reduce", "grad_cast",  "grad_out", "norm",
                                                     "update", "write_back", "save",     "load",
                                                     "join",   "commit",     "undo",     "act_out",
-                                                    "act_in" };
+                                                    "act_in", "hand_over" };
     return (unsigned)k < PLAN_KIND_N ? names[k] : "?";
 }
 
@@ -53,7 +53,8 @@ enum plan_resource plan_kind_resource(enum plan_kind k)
     case PLAN_SAVE: return PLAN_COPY_OUT_LINK;
     case PLAN_UPDATE:
     case PLAN_COMMIT:
-    case PLAN_UNDO: return PLAN_UPDATE_TEAM;
+    case PLAN_UNDO:
+    case PLAN_HAND_OVER: return PLAN_UPDATE_TEAM;
     case PLAN_WRITE_BACK:
     case PLAN_ACT_OUT: return PLAN_NVME_WRITE;
     default: return PLAN_NONE;

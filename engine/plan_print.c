@@ -11,7 +11,8 @@
 static const char *const state_names[] = { "param", "opt", "grad" };
 static bool has_state(const struct plan_node *x)
 {
-    return x->kind == PLAN_FETCH || x->kind == PLAN_COPY_IN || x->kind == PLAN_WRITE_BACK;
+    return x->kind == PLAN_FETCH || x->kind == PLAN_COPY_IN || x->kind == PLAN_WRITE_BACK ||
+           x->kind == PLAN_HAND_OVER;
 }
 
 static void print_slot(const struct plan *p, const char *label, uint32_t slot, uint64_t offset,

@@ -107,6 +107,7 @@ static void update_chunk(struct plan_builder *b, uint32_t chunk, bool prefetched
         plan_slot_use(b, slot, w, first);
         first = false;
     }
+    plan_hand_now(b, chunk);
     plan_slot_retire(b, slot);
     if (split) commit_chunk(b, chunk);
 }
@@ -165,9 +166,11 @@ static void take_next_slot(struct plan_builder *b, uint32_t i)
         b->next_slot[chunk] = plan_slot_must(b, PLAN_ARENA_UPDATE, bytes, c->block, PLAN_NO);
 }
 
+/* Before the first cast, not sooner: what is handed over late is read from slots that lie there. */
 static void take_stays(struct plan_builder *b)
 {
     uint32_t n = 0;
+    b->stays_taken = true;
     for (uint32_t i = 0; i < b->n_ahead; i++)
         if (b->grad_stays[b->order[i]]) n = i + 1;
     b->arena[PLAN_ARENA_UPDATE].begin = 0;
@@ -183,10 +186,11 @@ void plan_emit_update_phase(struct plan_builder *b)
     b->n_ahead = count_ahead(b);
     plan_spec_begin(b);
     choose_stays(b);
+    plan_hand_begin(b);
     for (uint32_t i = 0; i < b->n_order && b->status == STK_OK; i++)
         update_chunk(b, b->order[i],
                      i < b->n_ahead && b->spec_way[b->order[i]] != PLAN_SPEC_STAGED);
-    take_stays(b);
+    plan_hand_end(b);
     if (b->in->update != PLAN_SERIAL || b->n_order == 0 || b->status != STK_OK) return;
     plan_node_begin(b, PLAN_JOIN, PLAN_RUN_UPDATE);
     for (uint32_t i = 0; i < b->n_order; i++) {
@@ -281,6 +285,7 @@ static void cast_chunk(struct plan_builder *b, uint32_t chunk, uint32_t acc, uin
 void plan_emit_casts(struct plan_builder *b, uint32_t block, uint32_t after)
 {
     const struct plan_block_in *x = &b->in->blocks[block];
+    if (!b->stays_taken) take_stays(b);
     for (uint32_t k = 0; k < x->n_chunks_trainable && b->status == STK_OK; k++)
         cast_chunk(b, x->first_chunk + k, b->acc_slot[block], after);
     plan_slot_retire(b, b->acc_slot[block]);

@@ -147,10 +147,13 @@ static bool whole(const struct predicted *r, const struct plan_node *n)
 }
 
 /* A quiet run: what was made in the period before is right. */
-static bool spec_passes(const struct predicted *r, uint32_t node)
+static bool passes(const struct predicted *r, uint32_t node)
 {
     const struct predict_spec *s = &r->spec;
     const struct plan_node *n = &r->p->nodes[node];
+    bool updates = (r->in->parts & PLAN_RUN_UPDATE) != 0;
+    if (n->kind == PLAN_HAND_OVER) return !updates;
+    if (n->optional && !n->for_next) return updates;
     if (r->in->input->update != PLAN_SPECULATE || n->chunk == PLAN_NO) return false;
     if (n->kind == PLAN_UNDO) return true;
     if (n->spec && n->kind == PLAN_FETCH) return s->closed || r->state[s->node[n->chunk]] == RUN_DONE;
@@ -273,6 +276,7 @@ static void team_work(const struct predicted *r, const struct plan_node *n, stru
     const stk_machine *m = r->m;
     if (m->update_bytes_per_s <= 0) return;
     uint64_t rest = n->kind == PLAN_UPDATE && whole(r, n) ? r->in->input->chunks[n->chunk].bytes[CHUNK_OPT] : 0;
+    if (n->kind == PLAN_HAND_OVER) rest = n->bytes; /* read and written */
     w->ns = ns_of((double)(n->bytes + rest), m->update_bytes_per_s);
     use(w, PREDICT_CORES, threads(m, r->in->update_threads));
     use(w, PREDICT_DRAM, of_dram(m, m->update_bytes_per_s));
@@ -374,11 +378,11 @@ static bool issue_ready(struct predicted *r)
     for (uint32_t res = 0; res < PLAN_RESOURCE_N; res++)
         while (r->heap_n[res] > 0) {
             uint32_t node = (uint32_t)r->heap[res][0];
-            if (res != PLAN_NONE && !spec_passes(r, node) && !room(r, &r->p->nodes[node])) break;
+            if (res != PLAN_NONE && !passes(r, node) && !room(r, &r->p->nodes[node])) break;
             pop(r, res);
             r->state[node] = RUN_ISSUED;
             any = true;
-            if (res == PLAN_NONE || spec_passes(r, node)) {
+            if (res == PLAN_NONE || passes(r, node)) {
                 r->begin_ns[node] = r->w->now_ns;
                 complete(r, node);
                 continue;
@@ -399,6 +403,7 @@ static uint32_t cause_of(uint8_t kind)
     case PLAN_ACT_OUT:
     case PLAN_WRITE_BACK: return 0;
     case PLAN_COPY_IN:
+    case PLAN_HAND_OVER:
     case PLAN_GRAD_CAST:
     case PLAN_GRAD_OUT:
     case PLAN_SAVE:

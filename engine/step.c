@@ -27,6 +27,7 @@ static uint64_t *exposed_of(stk_engine *e, uint8_t kind)
     case PLAN_ACT_OUT:
     case PLAN_WRITE_BACK: return &e->exposed.nvme_ns;
     case PLAN_COPY_IN:
+    case PLAN_HAND_OVER:
     case PLAN_GRAD_CAST:
     case PLAN_GRAD_OUT:
     case PLAN_SAVE:

@@ -47,15 +47,20 @@ static void mirror(struct plan *p)
         }
 }
 
-/* Paths through a node that may pass before its dependencies prove nothing. */
+/* Paths through a node that may pass before its dependencies prove nothing, nor do those from the update
+ * through what is no part of it, as it may run alone. */
 static bool reaches(const struct plan *p, uint32_t from, uint32_t to)
 {
     bool *seen = calloc(p->n_nodes, 1), hit;
     seen[to] = true;
     for (uint32_t i = to + 1; i-- > from;)
         if (seen[i] && (i == to || !plan_passable(&p->nodes[i])))
-            for (uint32_t e = 0; e < p->nodes[i].n_deps; e++)
-                seen[p->deps[p->nodes[i].first_dep + e]] = true;
+            for (uint32_t e = 0; e < p->nodes[i].n_deps; e++) {
+                uint32_t d = p->deps[p->nodes[i].first_dep + e];
+                bool leaves = p->nodes[i].part == PLAN_RUN_UPDATE &&
+                              p->nodes[d].part != PLAN_RUN_UPDATE;
+                if (d == from || !leaves) seen[d] = true;
+            }
     hit = seen[from];
     free(seen);
     return hit;
