@@ -58,33 +58,37 @@ TEST(plan_by_hand_everything_on_nvme_one_slot_each)
         m.in.arena_bytes[PLAN_ARENA_GRAD] = 4096;
     m.in.arena_bytes[PLAN_ARENA_UPDATE] = 3 * 4096;
     expect_text(&m,
-                "0 U update block=0 chunk=0 to=update#0@0 bytes=1664 prefetched\n"
-                "1 U write_back param block=0 chunk=0 from=update#0@0 bytes=128 after=0\n"
-                "2 U write_back opt block=0 chunk=0 from=update#0@0+4096 bytes=640 after=0\n"
-                "3 U fetch param block=1 chunk=1 to=update#1@0 bytes=128 after=1,2\n"
-                "4 U fetch opt block=1 chunk=1 to=update#1@0+4096 bytes=640 after=1,2\n"
-                "5 U fetch grad block=1 chunk=1 to=update#1@0+8192 bytes=128 after=1,2\n"
-                "6 U update block=1 chunk=1 to=update#1@0 bytes=1664 after=3,4,5\n"
-                "7 U write_back param block=1 chunk=1 from=update#1@0 bytes=128 after=6\n"
-                "8 U write_back opt block=1 chunk=1 from=update#1@0+4096 bytes=640 after=6\n"
-                "9 V fetch param block=0 chunk=0 for=0 to=param#3@0 bytes=128 demand after=1\n"
-                "10 V visit block=0 place=0 micro=0 forward keep first last param=param#3@0 "
-                "out=act#4@0 after=9\n"
-                "11 V fetch param block=1 chunk=1 for=1 to=param#5@0 bytes=128 demand "
-                "after=7,10\n"
-                "12 V visit block=1 place=1 micro=0 backward keep first last param=param#5@0 "
-                "acc=acc#6@0 in=act#4@0 flow=act#7@8192 after=10,11\n"
-                "13 V grad_cast block=1 chunk=1 from=acc#6@0 to=grad#8@0 bytes=128 after=12\n"
-                "14 V write_back grad block=1 chunk=1 from=grad#8@0 bytes=128 after=13,5\n"
-                "15 V fetch param block=0 chunk=0 for=2 to=param#9@0 bytes=128 demand "
-                "after=1,12\n"
-                "16 V visit block=0 place=0 micro=0 backward keep first last param=param#9@0 "
-                "acc=acc#10@0 flow=act#7@8192 after=12,15,13\n"
-                "17 V grad_cast block=0 chunk=0 from=acc#10@0 to=update#2@0+8192 bytes=128 "
-                "after=16,7,8\n"
-                "18 V fetch param block=0 chunk=0 to=update#2@0 bytes=128 next after=7,8,1\n"
-                "19 V fetch opt block=0 chunk=0 to=update#2@0+4096 bytes=640 next after=7,8,2\n"
-                "20 V norm after=16,13,17\n");
+                "0 U update block=0 chunk=0 to=update#1@0 bytes=1664 prefetched\n"
+                "1 U write_back param block=0 chunk=0 from=update#1@0 bytes=128 after=0\n"
+                "2 U write_back opt block=0 chunk=0 from=update#1@0+4096 bytes=640 after=0\n"
+                "3 V hand_over param block=0 chunk=0 for=0 from=update#1@0 to=param#0@0 "
+                "bytes=128 after=0\n"
+                "4 U fetch param block=1 chunk=1 to=update#2@0 bytes=128 after=1,2,3\n"
+                "5 U fetch opt block=1 chunk=1 to=update#2@0+4096 bytes=640 after=1,2,3\n"
+                "6 U fetch grad block=1 chunk=1 to=update#2@0+8192 bytes=128 after=1,2,3\n"
+                "7 U update block=1 chunk=1 to=update#2@0 bytes=1664 after=4,5,6\n"
+                "8 U write_back param block=1 chunk=1 from=update#2@0 bytes=128 after=7\n"
+                "9 U write_back opt block=1 chunk=1 from=update#2@0+4096 bytes=640 after=7\n"
+                "10 V fetch param block=0 chunk=0 for=0 to=param#0@0 bytes=128 demand optional "
+                "after=3\n"
+                "11 V visit block=0 place=0 micro=0 forward keep first last param=param#0@0 "
+                "out=act#3@0 after=10,3\n"
+                "12 V hand_over param block=1 chunk=1 for=1 from=update#2@0 to=param#4@0 "
+                "bytes=128 after=7,11\n"
+                "13 V fetch param block=1 chunk=1 for=1 to=param#4@0 bytes=128 demand optional "
+                "after=12\n"
+                "14 V visit block=1 place=1 micro=0 backward keep first last param=param#4@0 "
+                "acc=acc#5@0 in=act#3@0 flow=act#6@8192 after=11,13,12\n"
+                "15 V grad_cast block=1 chunk=1 from=acc#5@0 to=grad#8@0 bytes=128 after=14\n"
+                "16 V write_back grad block=1 chunk=1 from=grad#8@0 bytes=128 after=15,6\n"
+                "17 V fetch param block=0 chunk=0 for=2 to=param#9@0 bytes=128 demand after=1,14\n"
+                "18 V visit block=0 place=0 micro=0 backward keep first last param=param#9@0 "
+                "acc=acc#10@0 flow=act#6@8192 after=14,17,15\n"
+                "19 V grad_cast block=0 chunk=0 from=acc#10@0 to=update#7@0+8192 bytes=128 "
+                "after=18,8,9,12\n"
+                "20 V fetch param block=0 chunk=0 to=update#7@0 bytes=128 next after=8,9,12,1\n"
+                "21 V fetch opt block=0 chunk=0 to=update#7@0+4096 bytes=640 next after=8,9,12,2\n"
+                "22 V norm after=18,15,19\n");
     model_free(&m);
 }
 
@@ -395,6 +399,7 @@ TEST(plan_rank_lets_the_forward_follow_the_update)
     model_make(&m, 4, 2, 64);
     m.in.in_place = true;
     for (int s = 0; s < CHUNK_STATE_N; s++) model_home(&m, (enum chunk_state)s, CHUNK_NVME);
+    m.in.arena_bytes[PLAN_ARENA_PARAM] = m.in.arena_bytes[PLAN_ARENA_UPDATE] = 3 * 4096; /* of the first block: handed over */
     struct plan *p = built(&m);
     REQUIRE(p);
     uint32_t forward = 0, last_update = 0, passed = 0;
@@ -404,12 +409,14 @@ TEST(plan_rank_lets_the_forward_follow_the_update)
         const struct plan_node *x = &p->nodes[i];
         bool early = x->kind == PLAN_FETCH && x->visit != PLAN_NO &&
                      p->visits[x->visit].dir == PLAN_FORWARD;
-        if (early) {
+        bool handed = x->kind == PLAN_HAND_OVER || x->optional;
+        if (handed || early) {
             const struct plan_node *source = &p->nodes[x->rank];
-            forward++;
-            passed += x->rank < last_update;
-            CHECK(source->kind == PLAN_WRITE_BACK && source->state == CHUNK_PARAM &&
-                  source->chunk == x->chunk);
+            forward += early;
+            passed += early && x->rank <= last_update;
+            CHECK(source->chunk == x->chunk &&
+                  (handed ? source->kind == PLAN_UPDATE
+                          : source->kind == PLAN_WRITE_BACK && source->state == CHUNK_PARAM));
         } else if (x->kind == PLAN_WRITE_BACK && x->state == CHUNK_OPT) {
             CHECK(x->rank == PLAN_RANK_LATER + i);
         } else {

@@ -471,6 +471,111 @@ static bool moved_home(struct victim *v)
     return true;
 }
 
+/* --- hand-over --- */
+
+static bool drop_hand_over(struct victim *v) { return drop(v, PLAN_HAND_OVER); }
+
+/* What comes in its place where no update runs. */
+static uint32_t in_its_place(struct victim *v)
+{
+    uint32_t n = v->p->n_nodes, from = pick(&v->r, n);
+    for (uint32_t i = 0; i < n; i++) {
+        const struct plan_node *x = &v->p->nodes[(from + i) % n];
+        if (x->optional && !x->for_next) return (from + i) % n;
+    }
+    return PLAN_NO;
+}
+static bool hand_over_alone(struct victim *v) { return drop_node(v, in_its_place(v)); }
+
+static bool hand_over_and_fetch(struct victim *v)
+{
+    uint32_t i = in_its_place(v);
+    if (i != PLAN_NO) v->p->nodes[i].optional = false;
+    return i != PLAN_NO;
+}
+
+static bool fetch_passes_for_nothing(struct victim *v)
+{
+    for (uint32_t i = v->p->n_nodes; i-- > 0;) {
+        struct plan_node *x = &v->p->nodes[i];
+        if (x->kind != PLAN_FETCH || x->part != PLAN_RUN_VISITS || x->for_next || x->spec || x->optional)
+            continue;
+        x->optional = true;
+        return true;
+    }
+    return false;
+}
+
+static bool hands_over_other_bytes(struct victim *v)
+{
+    struct plan_node *x = node_at(v, PLAN_HAND_OVER);
+    if (!x || v->p->slots[x->src_slot].size_bytes < x->bytes + 4096) return false;
+    x->src_offset_bytes += 4096;
+    return true;
+}
+
+static bool hands_over_another_update(struct victim *v)
+{
+    struct plan_node *x = node_at(v, PLAN_HAND_OVER), *y = node_at(v, PLAN_HAND_OVER);
+    if (!x || x->src_slot == y->src_slot) return false;
+    x->src_slot = y->src_slot;
+    return true;
+}
+
+static bool hands_over_to_another_slot(struct victim *v)
+{
+    struct plan_node *x = node_at(v, PLAN_HAND_OVER), *y = node_at(v, PLAN_HAND_OVER);
+    if (!x || x->slot == y->slot) return false;
+    x->slot = y->slot;
+    return true;
+}
+
+static bool hands_over_to_another_place(struct victim *v)
+{
+    struct plan_node *x = node_at(v, PLAN_HAND_OVER), *y = node_at(v, PLAN_HAND_OVER);
+    if (!x || x->slot_offset_bytes == y->slot_offset_bytes) return false;
+    x->slot_offset_bytes = y->slot_offset_bytes;
+    return true;
+}
+
+static bool hands_over_twice(struct victim *v)
+{
+    return become(v, PLAN_HAND_OVER, any_node(v, PLAN_HAND_OVER));
+}
+
+static bool hands_over_in_the_update(struct victim *v)
+{
+    struct plan_node *x = node_at(v, PLAN_HAND_OVER);
+    if (x) x->part = PLAN_RUN_UPDATE;
+    return x != NULL;
+}
+
+static bool handed_over_before_the_update(struct victim *v)
+{
+    struct plan_node *x = node_at(v, PLAN_HAND_OVER);
+    for (uint32_t e = 0; x && e < x->n_deps; e++)
+        if (v->p->nodes[v->p->deps[x->first_dep + e]].kind == PLAN_UPDATE) {
+            uint32_t i = (uint32_t)(x - v->p->nodes), d = v->p->deps[x->first_dep + e];
+            remove_edge(v->p, i, e);
+            return !reaches(v->p, d, i);
+        }
+    return false;
+}
+
+/* A later update's state comes to the slot while the parameter is still read there. */
+static bool overwritten_while_handed_over(struct victim *v)
+{
+    struct plan *p = v->p;
+    for (uint32_t i = p->n_nodes; i-- > 0;)
+        for (uint32_t e = 0; p->nodes[i].kind == PLAN_FETCH && e < p->nodes[i].n_deps; e++) {
+            uint32_t d = p->deps[p->nodes[i].first_dep + e];
+            if (p->nodes[d].kind != PLAN_HAND_OVER || p->nodes[i].optional) continue;
+            remove_edge(p, i, e);
+            return !reaches(p, d, i);
+        }
+    return false;
+}
+
 /* --- speculation --- */
 
 static struct plan_node *spec_at(struct victim *v, enum plan_kind kind)
@@ -562,6 +667,18 @@ static const struct {
     { "spec_state_elsewhere", spec_state_elsewhere },
     { "not_optional", not_optional },
     { "undo_after_fetch", undo_after_fetch },
+    { "drop_hand_over", drop_hand_over },
+    { "hand_over_alone", hand_over_alone },
+    { "hand_over_and_fetch", hand_over_and_fetch },
+    { "fetch_passes_for_nothing", fetch_passes_for_nothing },
+    { "hands_over_other_bytes", hands_over_other_bytes },
+    { "hands_over_another_update", hands_over_another_update },
+    { "hands_over_to_another_slot", hands_over_to_another_slot },
+    { "hands_over_to_another_place", hands_over_to_another_place },
+    { "hands_over_twice", hands_over_twice },
+    { "hands_over_in_the_update", hands_over_in_the_update },
+    { "handed_over_before_the_update", handed_over_before_the_update },
+    { "overwritten_while_handed_over", overwritten_while_handed_over },
     { "drop_save", drop_save },
     { "drop_load", drop_load },
     { "drop_act_out", drop_act_out },
