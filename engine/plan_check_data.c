@@ -108,7 +108,8 @@ static stk_status enter_all(struct checker *k)
         }
         STK_TRY(enter_node(k, i));
         bool over_link = x->kind == PLAN_HAND_OVER && !k->in->in_place;
-        if (x->resource != (over_link ? PLAN_COPY_IN_LINK : resource_of[x->kind])) return check_fail(k, i, "on the wrong resource");
+        if (x->resource != (over_link ? PLAN_COPY_IN_LINK : resource_of[x->kind]))
+            return check_fail(k, i, "on the wrong resource");
     }
     for (int r = 0; r < PLAN_RESOURCE_N; r++)
         if (bytes[r] != k->p->bytes[r])

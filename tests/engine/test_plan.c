@@ -399,10 +399,11 @@ TEST(plan_rank_lets_the_forward_follow_the_update)
     model_make(&m, 4, 2, 64);
     m.in.in_place = true;
     for (int s = 0; s < CHUNK_STATE_N; s++) model_home(&m, (enum chunk_state)s, CHUNK_NVME);
-    m.in.arena_bytes[PLAN_ARENA_PARAM] = m.in.arena_bytes[PLAN_ARENA_UPDATE] = 3 * 4096; /* of the first block: handed over */
+    m.in.arena_bytes[PLAN_ARENA_PARAM] = 4096; /* the first block is handed over, the next two are read */
+    m.in.arena_bytes[PLAN_ARENA_UPDATE] = 3 * 4096;
     struct plan *p = built(&m);
     REQUIRE(p);
-    uint32_t forward = 0, last_update = 0, passed = 0;
+    uint32_t forward = 0, last_update = 0, passed = 0, hands = 0;
     for (uint32_t i = 0; i < p->n_nodes; i++)
         if (p->nodes[i].kind == PLAN_UPDATE) last_update = i;
     for (uint32_t i = 0; i < p->n_nodes; i++) {
@@ -413,6 +414,7 @@ TEST(plan_rank_lets_the_forward_follow_the_update)
         if (handed || early) {
             const struct plan_node *source = &p->nodes[x->rank];
             forward += early;
+            hands += x->kind == PLAN_HAND_OVER;
             passed += early && x->rank <= last_update;
             CHECK(source->chunk == x->chunk &&
                   (handed ? source->kind == PLAN_UPDATE
@@ -424,6 +426,7 @@ TEST(plan_rank_lets_the_forward_follow_the_update)
         }
     }
     printf("# %u fetches for forward visits, %u pass updates\n", forward, passed);
+    CHECK(hands == 3); /* and the last chunk, whose UPDATE slot nobody wants any more */
     CHECK(forward == 6 && passed == 6); /* two chunks a block; the head has no forward visit */
     plan_free(p);
     model_free(&m);
