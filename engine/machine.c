@@ -7,6 +7,7 @@
 #include "base/convert.h"
 #include "base/cpu.h"
 #include "base/sys.h"
+#include "base/topology.h"
 #include "nvme/io_sim.h"
 
 #include <stdlib.h>
@@ -213,7 +214,7 @@ stk_status stk_machine_measure(stk_engine *e, stk_machine *out)
     snprintf(out->name, sizeof out->name, "this machine");
     cpu_name(out->text, sizeof out->text);
     out->on_host = true;
-    out->cores = cpu_cores("");
+    out->cores = topology_threads_here();
     out->flops_per_s = e->caps.matmul_flops_per_s;
     b.threads = e->cfg.update_threads ? e->cfg.update_threads : out->cores;
     stk_status st = exec_team_open(e->ex, "measure", b.threads, &b.team, &e->err);

@@ -360,29 +360,6 @@ TEST(mem_26_cores_follow_quota_and_cpuset)
     tree_end();
 }
 
-/* Hardware threads of a core count once, also when the lowest of them is not ours. */
-TEST(mem_26_hardware_threads)
-{
-    static const char *const list[] = { "0,4\n", "1,5\n", "2,6\n", "3,7\n",
-                                        "0,4\n", "1,5\n", "2,6\n", "3,7\n" };
-    tree_begin();
-    put("proc/self/status", "Name:\tx\nCpus_allowed:\t00ff\n");
-    CHECK(cpu_count(tree) == 8 && cpu_cores(tree) == 8); /* nothing known of cores */
-    for (int i = 0; i < 8; i++) {
-        char path[64];
-        snprintf(path, sizeof path, "sys/devices/system/cpu/cpu%d/topology/%s", i,
-                 i % 2 ? "core_cpus_list" : "thread_siblings_list");
-        put(path, list[i]);
-    }
-    CHECK(cpu_count(tree) == 8 && cpu_cores(tree) == 4);
-    put("proc/self/status", "Name:\tx\nCpus_allowed:\t0072\n"); /* 1, 4, 5, 6 */
-    CHECK(cpu_count(tree) == 4 && cpu_cores(tree) == 3);
-    put("proc/self/cgroup", "0::/run.scope\n");
-    put("sys/fs/cgroup/run.scope/cpu.max", "200000 100000\n");
-    CHECK(cpu_cores(tree) == 2);
-    tree_end();
-}
-
 TEST(mem_26_cores_of_this_machine)
 {
     cpu_set_t all, one;
@@ -394,7 +371,6 @@ TEST(mem_26_cores_of_this_machine)
         if (CPU_ISSET(i, &all)) CPU_SET(i, &one);
     REQUIRE(sched_setaffinity(0, sizeof one, &one) == 0);
     CHECK(cpu_count("") == 1 && cpu_count(NULL) == 1);
-    CHECK(cpu_cores("") == 1 && cpu_cores(NULL) == 1);
     CHECK(sched_setaffinity(0, sizeof all, &all) == 0);
 }
 
