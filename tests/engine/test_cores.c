@@ -90,7 +90,7 @@ TEST(cores_compute_is_the_same_for_any_placement)
     CHECK(c.update == 7);
 }
 
-TEST(cores_members_follow_the_nodes)
+TEST(cores_mem_28_members_follow_the_nodes)
 {
     char text[320];
     uint32_t even[] = { 8, 8 }, odd[] = { 2, 6 }, tiny[] = { 1, 1, 30 };
@@ -143,7 +143,7 @@ TEST(cores_deal_alternates_and_balances)
 }
 
 /* hwloc's own two-socket machine, where this build has it. */
-TEST(cores_two_sockets_of_hwloc)
+TEST(cores_mem_28_two_sockets_of_hwloc)
 {
     struct topology *t = NULL;
     struct stk_error err = { 0 };
@@ -247,7 +247,7 @@ static uint64_t train(const struct run_of *r, const char *dir, uint32_t *teams_u
     return h;
 }
 
-TEST(cores_bits_do_not_depend_on_teams_and_nodes)
+TEST(cores_mem_23_28_bits_do_not_depend_on_teams_and_nodes)
 {
     static const stk_update modes[] = { STK_UPDATE_SERIAL, STK_UPDATE_CHASE, STK_UPDATE_SPLIT, STK_UPDATE_SPECULATE };
     char dir[] = "/tmp/stoker-cores-XXXXXX";
