@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The division of cores against its neighbours: one thread fewer and one more, of compute and of the update.
 
-    python3 bench/cores.py --stoker build/stoker [--update chase,serial] [--steps 3] [--rounds 1] [--runs FILE] [--json FILE] [-- options of bench step]
+    python3 bench/cores.py --stoker build/stoker [--update chase,serial] [--of update,compute] [--steps 3] [--rounds 1] [--runs FILE] [--json FILE] [-- options of bench step]
 
 Each run is `stoker bench step` (llama-207m, 2 x 512 tokens unless told otherwise), which measures its limit, the step's products by the library alone, in
 turn with the steps. In a round the division that the machine gets by default is run before and after each neighbour, and that pair's own
@@ -13,8 +13,9 @@ for each mode and neighbour: medians over the pairs, the smallest and the larges
 import argparse, json, math, os, statistics, subprocess, sys, tempfile
 
 
-def neighbours(cores):
-    near = [(cores, cores - 1), (cores, cores + 1), (cores - 1, cores), (cores + 1, cores)]
+def neighbours(cores, of):
+    near = [(cores, cores - 1), (cores, cores + 1)] if "update" in of else []
+    near += [(cores - 1, cores), (cores + 1, cores)] if "compute" in of else []
     return [n for n in near if min(n) > 0]
 
 
@@ -27,14 +28,15 @@ def run(args, mode, compute, update):
             sys.exit("stoker failed: " + done.stderr.strip())
         rows = {row["what"]: row for row in json.load(open(out.name))}
     step = rows["step"]
-    return {"mode": mode, "compute": compute, "update": update, "step_s": step["seconds"], "share": step["share"]}
+    return {"mode": mode, "compute": compute, "update": update, "step_s": step["seconds"], "share": step["share"],
+            "waits_update_s": rows["waits for the update"]["seconds"]}
 
 
 def a_round(args, mode, keep):
     base = (args.cores, args.cores)
     number = max([r["round"] for r in keep], default=-1) + 1
     order = [base]
-    for near in neighbours(args.cores):
+    for near in neighbours(args.cores, args.of.split(",")):
         order += [near, base]
     for compute, update in order:
         keep.append(dict(run(args, mode, compute, update), round=number))
@@ -64,6 +66,7 @@ def main():
     p.add_argument("--stoker", default="build/stoker")
     p.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)), help="what the default is here; `stoker train` says it (cores:)")
     p.add_argument("--update", default="chase,serial")
+    p.add_argument("--of", default="update,compute", help="whose neighbours")
     p.add_argument("--steps", type=int, default=3)
     p.add_argument("--rounds", type=int, default=1)
     p.add_argument("--runs")

@@ -78,7 +78,7 @@ void cores_text(const struct cores *c, const struct cores_ask *ask, const struct
     } else add(buf, size_bytes, ": one thread a core");
     if (spares(ask, topology_threads(t))) add(buf, size_bytes, ", one core left to checksums and I/O");
     else if (ask->on_host && !ask->compute && !ask->update)
-        add(buf, size_bytes, ", compute and update take turns");
+        add(buf, size_bytes, ", shared by compute and update");
     if (c->n_nodes > 1 && c->n_teams == 1) {
         snprintf(text, sizeof text, "; %u NUMA nodes, memory interleaved", c->n_nodes);
         add(buf, size_bytes, text);

@@ -5,12 +5,13 @@
  * team, and lanes that work now and then (checksums, casts, a checkpoint; they are asleep else).
  *   compute  one thread a core. Never fewer for what runs beside it: results may depend on the number
  *            (gpu/ops.h), and must not depend on where states lie or on the mode of the update.
- *   update   one thread a core, too, where the device computes on the host: visits and updates mostly take
- *            turns, because the first visit of a block waits for its update; what overlaps shares the
- *            cores, which bench/cores.py measured against one thread fewer and one more. Where the
- *            device has processors of its own and state on NVMe keeps lanes at work, a machine of many
- *            cores leaves one to them: a chunk's update ends with its slowest slice, and memory is
- *            busy with fewer threads than all.
+ *   update   one thread a core, too, where the device computes on the host: in `serial` the two take
+ *            turns, in the other modes they share the cores as far as the update lies under forward
+ *            and backward. Dividing the cores for good would leave some idle whenever only one of the
+ *            two has work; bench/cores.py measures one thread fewer and one more, and neither is
+ *            faster (nor were lower priorities of the team). Where the device has processors of its own
+ *            and state on NVMe keeps lanes at work, a machine of many cores leaves one to them: a
+ *            chunk's update ends with its slowest slice, and memory is busy with fewer threads than all.
  * A number that the client gives wins.
  *
  * NODES. With several nodes each has an update team, bound to its processors, of its part of the

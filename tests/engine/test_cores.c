@@ -50,7 +50,7 @@ TEST(cores_mem_26_one_thread_a_core_within_the_quota)
     struct cores c = divide(n, 1, TOPOLOGY_NO_QUOTA, host, text);
     CHECK(c.compute == 8 && c.update == 8 && c.all == 8 && c.cpus == 16 && c.n_teams == 1);
     CHECK(strstr(text, "8 for compute, 8 for the update, of 8 (16 processors)") == text);
-    CHECK(strstr(text, "one thread a core") && strstr(text, "take turns"));
+    CHECK(strstr(text, "one thread a core") && strstr(text, "shared by"));
     c = divide(n, 1, 2, host, text);
     CHECK(c.compute == 2 && c.update == 2 && strstr(text, "quota is 2"));
 }
