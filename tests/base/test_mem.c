@@ -123,6 +123,31 @@ TEST(mem_05_reserve_is_exact)
 #endif
 }
 
+static void see_place(void *arg, void *at, uint64_t size_bytes)
+{
+    uint64_t *seen = arg;
+    unsigned char resident[4] = { 0 };
+    seen[0] = (uint64_t)(uintptr_t)at;
+    seen[1] = size_bytes;
+    seen[2] += mincore(at, size_bytes, resident) == 0 && (resident[0] & 1);
+}
+
+/* Memory is told where to lie before its first page exists. */
+TEST(mem_placed_before_it_is_touched)
+{
+    struct mem *m = NULL;
+    struct stk_error err = { 0 };
+    uint64_t seen[3] = { 0 }, page = (uint64_t)sysconf(_SC_PAGESIZE);
+    unsigned char resident[4] = { 0 };
+    void *p = NULL;
+    CHECK_OK(mem_open(&m, &err), &err);
+    CHECK_OK(mem_reserve_placed(m, "state", "", 4 * page, see_place, seen, &p, &err), &err);
+    CHECK((uint64_t)(uintptr_t)p == seen[0] && seen[1] == 4 * page && seen[2] == 0);
+    CHECK(mincore(p, 4 * page, resident) == 0 && (resident[0] & resident[3] & 1));
+    CHECK(mem_total(m, MEM_HOST) == 4 * page);
+    mem_close(m);
+}
+
 TEST(mem_reserve_failures_leave_nothing)
 {
     static const enum sys_call calls[] = { SYS_ALLOC, SYS_MMAP };
