@@ -46,11 +46,13 @@ def a_round(args, mode, keep):
 
 
 def ratios(runs, value):
-    """{neighbour: [value over that of the default around it]}, `default` the second default around over the first."""
+    """{neighbour: [value over that of the default around it]}; `noise`: the second default around over the first."""
     out = {}
     for number in sorted({r["round"] for r in runs}):
         at = [r for r in runs if r["round"] == number]
         for before, near, after in zip(at[0::2], at[1::2], at[2::2]):
+            if not all(value(r) for r in (before, near, after)):
+                continue
             name = "%d compute, %d update" % (near["compute"], near["update"])
             out.setdefault(name, []).append(value(near) / math.sqrt(value(before) * value(after)))
             out.setdefault("noise", []).append(value(after) / value(before))
@@ -79,13 +81,13 @@ def main():
         runs = [r for r in known if r["mode"] == mode]
         for _ in range(args.rounds):
             a_round(args, mode, runs)
-        time, limit = ratios(runs, lambda r: r["step_s"]), ratios(runs, lambda r: 1 / r["share"])
+        time, limit = ratios(runs, lambda r: r["step_s"]), ratios(runs, lambda r: 1 / r["share"] if r.get("share") else None)
         limit = {k: v for k, v in limit.items() if k == "noise" or k.startswith("%d compute" % args.cores)}
         base = [r for r in runs if (r["compute"], r["update"]) == (args.cores, args.cores)]
         if not base:
             continue
         table.append({"mode": mode, "cores": args.cores, "step_s": statistics.median(r["step_s"] for r in base),
-                      "share_of_limit": statistics.median(r["share"] for r in base),
+                      "share_of_limit": statistics.median(r["share"] for r in base if r.get("share")),
                       "against": {k: dict({"step": summary(time[k])}, **({"step_by_limit": summary(limit[k])} if k in limit else {}))
                                   for k in time}})
         print("%s: %d compute, %d update: %.3f s a step, %.2f of the matrix limit" % (mode, args.cores, args.cores, table[-1]["step_s"],
