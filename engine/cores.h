@@ -8,8 +8,8 @@
  *   update   one thread a core, too, where the device computes on the host: in `serial` the two take
  *            turns, in the other modes they share the cores as far as the update lies under forward
  *            and backward. Dividing the cores for good would leave some idle whenever only one of the
- *            two has work; bench/cores.py measures one thread fewer and one more, and neither is
- *            faster (nor were lower priorities of the team). Where the device has processors of its own
+ *            two has work; bench/cores.py measures one thread fewer (slower) and one more (not
+ *            faster beyond its noise; bench/results/cores.json, two cores). Where the device has processors of its own
  *            and state on NVMe keeps lanes at work, a machine of many cores leaves one to them: a
  *            chunk's update ends with its slowest slice, and memory is busy with fewer threads than all.
  * A number that the client gives wins.
