@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """The division of cores against its neighbours: one thread fewer and one more, of compute and of the update.
 
-    python3 bench/cores.py --stoker build/stoker [--update chase,serial] [--of update,compute] [--steps 3] [--rounds 1] [--runs FILE] [--json FILE] [-- options of bench step]
+    python3 bench/cores.py --stoker build/stoker [--update chase,serial] [--of update,compute] [--steps 3] [--rounds 1] [--runs FILE] [--json FILE]
+        [-- options of bench step]
 
 Each run is `stoker bench step` (llama-207m, 2 x 512 tokens unless told otherwise), which measures its limit, the step's products by the library alone, in
 turn with the steps. In a round the division that the machine gets by default is run before and after each neighbour, and that pair's own
