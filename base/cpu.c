@@ -204,21 +204,6 @@ static bool mask_read(const char *root, struct cpu_mask *m)
     return (root && *root && mask_captured(root, m)) || mask_affinity(m);
 }
 
-/* Lowest processor on the same core: hardware threads share it. */
-static int core_of(const char *root, int cpu)
-{
-    static const char *const files[] = { "core_cpus_list", "thread_siblings_list" };
-    char path[128], text[CGROUP_FILE_MAX];
-    for (int i = 0; i < 2; i++) {
-        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/%s", cpu, files[i]);
-        if (!cgroup_read_text(root, path, text)) continue;
-        char *end;
-        unsigned long first = strtoul(text, &end, 10);
-        if (end != text && first <= (unsigned long)cpu) return (int)first;
-    }
-    return cpu;
-}
-
 /* Lowers *arg to the whole cores that this folder's quota allows. Rounded down: a thread more
  * than the quota has would be stopped in every period, and a team waits for its slowest member. */
 static void visit_quota(const char *root, const char *dir, bool v2, void *arg)
@@ -242,35 +227,30 @@ static void visit_quota(const char *root, const char *dir, bool v2, void *arg)
     if (cores < *count) *count = (uint32_t)cores;
 }
 
-static uint32_t lower_by_quota(const char *root, uint32_t count)
+uint32_t cpu_quota(const char *root)
 {
-    if (count == 0) count = 1;
-    cgroup_walk(root, "cpu", visit_quota, &count);
-    return count;
+    uint32_t quota = UINT32_MAX;
+    cgroup_walk(root, "cpu", visit_quota, &quota);
+    return quota;
+}
+
+uint32_t cpu_list(const char *root, uint32_t **out)
+{
+    struct cpu_mask m;
+    uint32_t n = 0;
+    *out = NULL;
+    if (mask_read(root, &m))
+        *out = sys_calloc((size_t)CPU_COUNT_S(CPU_ALLOC_SIZE(m.n), m.set) + 1, sizeof **out);
+    for (int cpu = 0; *out && cpu < m.n; cpu++)
+        if (mask_has(&m, cpu)) (*out)[n++] = (uint32_t)cpu;
+    sys_free(m.set);
+    return n;
 }
 
 uint32_t cpu_count(const char *root)
 {
-    struct cpu_mask m;
-    uint32_t count = 0;
-    if (mask_read(root, &m)) count = (uint32_t)CPU_COUNT_S(CPU_ALLOC_SIZE(m.n), m.set);
-    sys_free(m.set);
-    return lower_by_quota(root, count);
-}
-
-uint32_t cpu_cores(const char *root)
-{
-    struct cpu_mask m, seen = { 0 };
-    uint32_t count = 0;
-    if (mask_read(root, &m) && mask_alloc(&seen, m.n))
-        for (int cpu = 0; cpu < m.n; cpu++) {
-            if (!mask_has(&m, cpu)) continue;
-            int core = core_of(root ? root : "", cpu);
-            if (mask_has(&seen, core)) continue;
-            CPU_SET_S((size_t)core, CPU_ALLOC_SIZE(seen.n), seen.set);
-            count++;
-        }
-    sys_free(m.set);
-    sys_free(seen.set);
-    return lower_by_quota(root, count);
+    uint32_t *list, count = cpu_list(root, &list), quota = cpu_quota(root);
+    sys_free(list);
+    if (count == 0) count = 1;
+    return count < quota ? count : quota;
 }

@@ -21,12 +21,15 @@ bool cpu_has_vpclmulqdq(void);
 bool cpu_amx_enable(void);
 void cpu_name(char *buf, size_t size_bytes);
 
-/* Cores this process may use: affinity mask, lowered by the cgroup's CPU quota (MEM-26). At least
- * 1. `root` as in mem_limits_read. */
+/* Processors this process may use (hardware threads count each): affinity mask, lowered by the
+ * cgroup's CPU quota (MEM-26). At least 1. `root` as in mem_limits_read. What computes asks
+ * base/topology.h for cores. */
 uint32_t cpu_count(const char *root);
-/* Of these the physical ones: hardware threads of one core count once. What computes wants so many
- * threads: two on one core share its units and its caches. */
-uint32_t cpu_cores(const char *root);
+/* Their numbers, ascending, by the affinity mask alone; *out is the caller's (sys_free), NULL with 0:
+ * unreadable. */
+uint32_t cpu_list(const char *root, uint32_t **out);
+/* Whole cores that the cgroups' quota allows; UINT32_MAX: no quota. Rounded down, at least 1. */
+uint32_t cpu_quota(const char *root);
 
 /* Floating point state of the calling thread: flush subnormals to zero on (returns the old state)
  * and back. */

@@ -145,6 +145,9 @@ struct exec_team_job {
 };
 stk_status exec_team_open(struct exec *ex, const char *name, uint32_t members,
                           struct exec_team **out, struct stk_error *err);
+/* Each member runs fn(arg) once, before any slice of a job given later. Once in a team's life; by who opened
+ * it. */
+void exec_team_begin(struct exec_team *team, void (*fn)(void *arg), void *arg);
 void exec_team_close(struct exec_team *team);
 uint32_t exec_team_members(const struct exec_team *team);
 void exec_team_run(struct exec_team *team, struct exec_team_job *job);

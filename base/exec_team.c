@@ -15,7 +15,7 @@
 struct member {
     struct exec_team *team;
     struct exec_lane *lane;
-    struct exec_task task;
+    struct exec_task task, begin;
     struct exec_team_job
         *ran; /* a slice of it has returned and is not accounted for; own lane only */
 };
@@ -123,6 +123,15 @@ stk_status exec_team_open(struct exec *ex, const char *name, uint32_t members,
     }
     *out = team;
     return STK_OK;
+}
+
+/* Lanes are FIFO: before whatever is posted from now on. Closing a lane runs what is queued. */
+void exec_team_begin(struct exec_team *team, void (*fn)(void *arg), void *arg)
+{
+    for (uint32_t i = 0; i < team->n_members; i++) {
+        exec_task_init(&team->member[i].begin, fn, arg);
+        exec_post(team->member[i].lane, &team->member[i].begin);
+    }
 }
 
 void exec_team_close(struct exec_team *team)

@@ -182,6 +182,12 @@ stk_status mem_note(struct mem *m, enum mem_tier tier, const char *owner, const 
 stk_status mem_reserve(struct mem *m, const char *owner, const char *option, uint64_t size_bytes,
                        void **out, struct stk_error *err)
 {
+    return mem_reserve_placed(m, owner, option, size_bytes, NULL, NULL, out, err);
+}
+
+stk_status mem_reserve_placed(struct mem *m, const char *owner, const char *option, uint64_t size_bytes,
+                              mem_place_fn place, void *arg, void **out, struct stk_error *err)
+{
     char text[24];
     *out = NULL;
     if (m->sealed) return refuse_sealed(owner, size_bytes, err);
@@ -195,7 +201,7 @@ stk_status mem_reserve(struct mem *m, const char *owner, const char *option, uin
         return stk_error_set(err, STK_ERR_NOMEM, errno,
                              "the memory table: no memory for the piece of %s", owner);
     m->piece = pieces;
-    void *at = sys_mmap(whole, true);
+    void *at = sys_mmap(whole, place == NULL);
     if (!at)
         return stk_error_set(err, STK_ERR_NOMEM, errno,
                              "host memory: the system refuses %s for %s: %s%s%s",
@@ -205,6 +211,10 @@ stk_status mem_reserve(struct mem *m, const char *owner, const char *option, uin
     if (status != STK_OK) {
         sys_munmap(at, whole);
         return status;
+    }
+    if (place) {
+        place(arg, at, whole);
+        sys_touch(at, whole);
     }
     m->piece[m->n_pieces++] = (struct piece){ at, whole };
     *out = at;

@@ -39,6 +39,10 @@ stk_status mem_note(struct mem *m, enum mem_tier tier, const char *owner, const 
 /* Reserves page-aligned, zeroed, touched host memory and adds its row. Freed by mem_close. */
 stk_status mem_reserve(struct mem *m, const char *owner, const char *option, uint64_t size_bytes,
                        void **out, struct stk_error *err);
+/* The same, and `place` (NULL: none) may say where the pages are to lie before they are touched. */
+typedef void (*mem_place_fn)(void *arg, void *at, uint64_t size_bytes);
+stk_status mem_reserve_placed(struct mem *m, const char *owner, const char *option, uint64_t size_bytes,
+                              mem_place_fn place, void *arg, void **out, struct stk_error *err);
 void mem_seal(struct mem *m);
 bool mem_sealed(const struct mem *m);
 

@@ -187,17 +187,19 @@ static void touch_all(void *p, uint64_t size_bytes)
     }
 }
 
+void sys_touch(void *p, uint64_t size_bytes)
+{
+    /* Before the first touch, so that no page is made twice. Refused: small pages, nothing else. */
+    if (size_bytes >= large_page_bytes) (void)madvise(p, size_bytes, MADV_HUGEPAGE);
+    touch_all(p, size_bytes);
+}
+
 void *sys_mmap(uint64_t size_bytes, bool touch)
 {
     if (sys_fault_hit(SYS_MMAP)) return NULL;
     void *p = mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) return NULL;
-    if (touch) {
-        /* Before the first touch, so that no page is made twice. Refused: small pages, nothing
-         * else. */
-        if (size_bytes >= large_page_bytes) (void)madvise(p, size_bytes, MADV_HUGEPAGE);
-        touch_all(p, size_bytes);
-    }
+    if (touch) sys_touch(p, size_bytes);
     return p;
 }
 

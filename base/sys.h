@@ -38,6 +38,8 @@ uint64_t sys_alloc_bytes(void);
 /* Page-aligned zeroed anonymous memory; `touch` faults every page now (in parallel if large; in
  * large pages where the system gives them). NULL + errno on failure. */
 void *sys_mmap(uint64_t size_bytes, bool touch);
+/* What `touch` does, later: for memory that is to be told first where to lie (base/topology.h). */
+void sys_touch(void *p, uint64_t size_bytes);
 void sys_munmap(void *p, uint64_t size_bytes);
 
 /* Files. fd or -1 + errno; O_CLOEXEC is added. Writing or growing beyond RLIMIT_FSIZE is EFBIG; the

@@ -4,6 +4,7 @@
  * Owns: options, the list of what is measured, table, verdict, JSON. Must not know how a pass runs
  * (adam_world.c) or what a limit is (limit.c). Application's thread. */
 #include "base/sys.h"
+#include "base/topology.h"
 #include "bench/adam_world.h"
 #include "bench/bench_impl.h"
 #include "bench/pairs.h"
@@ -266,7 +267,7 @@ static stk_status read_args(struct adam_bench *b, struct stk_error *err)
 {
     const struct opt_list *paths = &b->args.paths;
     const char *kernel = b->args.kernel;
-    if (!b->args.threads) b->args.threads = cpu_count("");
+    if (!b->args.threads) b->args.threads = topology_threads_here();
     for (int p = 0; p < ADAM_PATH_N; p++) b->path[p] = paths->n == 0;
     for (uint32_t i = 0; i < paths->n; i++) {
         int p = 0;

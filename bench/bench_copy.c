@@ -5,6 +5,7 @@
  * (limit.c). Application's thread; OpenMP inside. */
 #include "base/convert.h"
 #include "base/sys.h"
+#include "base/topology.h"
 #include "bench/bench_impl.h"
 #include "bench/limit.h"
 #include "bench/pairs.h"
@@ -198,7 +199,7 @@ static stk_status measure_all(struct copy_bench *b, struct stk_error *err)
 static int run(struct copy_bench *b)
 {
     struct stk_error err = { 0 };
-    if (!b->args.threads) b->args.threads = cpu_count("");
+    if (!b->args.threads) b->args.threads = topology_threads_here();
     b->pieces = (b->args.size_bytes + PIECE_BYTES - 1) / PIECE_BYTES;
     b->stop = bench_signals();
     stk_status st = measure_all(b, &err);

@@ -273,6 +273,10 @@ char *nvme_size_text(uint64_t bytes, char *buf, size_t buf_bytes);
 /* Virtual disks and loop devices call themselves rotating without being asked. */
 bool nvme_rotates(const struct drive_facts *d);
 
+/* Is a drive on this NUMA node (-1: unknown) away from all cores that this process may use? */
+struct topology;
+bool nvme_far(const struct topology *t, int numa_node);
+
 /* nvme_prepare.c: looks at the paths and says what will be done. Nothing is written. */
 stk_status nvme_prepare(struct nvme_bench *b, struct stk_error *err);
 void nvme_announce(const struct nvme_bench *b);

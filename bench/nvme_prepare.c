@@ -6,6 +6,7 @@
 #include "bench/nvme_impl.h"
 #include "base/mem.h"
 #include "base/sys.h"
+#include "base/topology.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -132,8 +133,29 @@ static stk_status check_output(const char *option, const char *file, struct stk_
     return status;
 }
 
+bool nvme_far(const struct topology *t, int numa_node)
+{
+    bool near = numa_node < 0;
+    for (uint32_t k = 0; k < t->n_nodes; k++) near |= t->node[k].os == (uint32_t)numa_node;
+    return !near;
+}
+
+/* Reads from a drive of another node cross the sockets' link, and buffers lie on ours. */
+static void warn_of_nodes(struct nvme_bench *b)
+{
+    struct topology *t;
+    if (topology_open("", &t, NULL) != STK_OK) return;
+    for (uint32_t i = 0; i < b->n_paths; i++)
+        if (nvme_far(t, b->drive[i].numa_node))
+            nvme_note(b, "%s: the drive is on NUMA node %d, and this process may use no core of it: every "
+                         "transfer goes to another node (`numactl --cpunodebind=%d`, or a wider cpuset)",
+                      b->path[i], b->drive[i].numa_node, b->drive[i].numa_node);
+    topology_close(t);
+}
+
 static void warn_of_paths(struct nvme_bench *b)
 {
+    warn_of_nodes(b);
     for (uint32_t i = 0; i < b->n_paths; i++) {
         if (b->loop_cached[i])
             nvme_note(b, "%s: %s keeps its file in the page cache: no result will be valid "

@@ -212,6 +212,40 @@ static stk_status copy_config(stk_engine *e, const stk_config *c)
     return e->client_numerics ? STK_OK : stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory");
 }
 
+static struct cores_ask cores_ask_of(const stk_engine *e)
+{
+    const stk_config *c = &e->cfg;
+    return (struct cores_ask){ .compute = c->compute_threads,
+                               .update = c->update_threads,
+                               .on_host = c->device == STK_DEVICE_HOST,
+                               .nvme = e->n_paths > 0 };
+}
+
+/* In simulation the machine at hand has one node, and is asked only for what is not given. */
+static stk_status divide_cores(stk_engine *e)
+{
+    struct cores_ask ask = cores_ask_of(e);
+    if (!e->cfg.simulate || !ask.compute || !ask.update) {
+        STK_TRY(topology_open("", &e->topology, &e->err));
+        cores_divide(e->topology, &ask, &e->cores);
+    } else {
+        e->cores = (struct cores){ .compute = ask.compute, .update = ask.update, .n_nodes = 1 };
+    }
+    if (!e->cfg.simulate) return STK_OK;
+    e->cores.n_teams = 1;
+    e->cores.members[0] = e->cores.update;
+    return STK_OK;
+}
+
+static void note_cores(stk_engine *e)
+{
+    struct cores_ask ask = cores_ask_of(e);
+    char text[320];
+    if (!e->topology) return;
+    cores_text(&e->cores, &ask, e->topology, text, sizeof text);
+    eng_note(e, "cores: %s", text);
+}
+
 static stk_status open_machine(stk_engine *e)
 {
     const stk_config *c = &e->cfg;
@@ -223,6 +257,7 @@ static stk_status open_machine(stk_engine *e)
     exec_event_init(e->ex, &e->update_event);
     exec_event_init(e->ex, &e->wait_event);
     exec_task_init(&e->pump_task, run_pump, e);
+    STK_TRY(divide_cores(e));
     static const enum dev_kind kinds[] = { DEV_HOST, DEV_HOST_DISCRETE, DEV_SIM };
     struct dev_model model;
     if (c->machine) model = machine_model(c->machine);
@@ -237,7 +272,7 @@ static stk_status open_machine(stk_engine *e)
     struct dev_cfg dc = { .kind = kinds[c->device],
                           .ex = e->ex,
                           .memory_bytes = cap,
-                          .compute_threads = c->compute_threads,
+                          .compute_threads = e->cores.compute,
                           .matmul = products[c->matmul],
                           .seed = c->seed,
                           .poison = c->poison,
@@ -253,9 +288,7 @@ static stk_status open_machine(stk_engine *e)
     e->adam = adam_pick(NULL);
     eng_note(e, "device: %s", e->caps.numerics);
     eng_note(e, "update: %s", e->adam->name);
-    eng_note(e, "cores: %u for compute, %u for the update, of %u (%u processors)",
-             e->caps.compute_threads, c->update_threads ? c->update_threads : cpu_cores(""),
-             cpu_cores(""), cpu_count(""));
+    note_cores(e);
     return mem_open(&e->mem, err);
 }
 
@@ -333,7 +366,7 @@ stk_status stk_close_left(stk_engine *e, char **left)
     /* A child of fork has neither the threads nor the memory; the files are its parent's. */
     if (!e || eng_state(e) == ENG_FORKED) return STK_OK;
     quiesce(e);
-    if (e->team) exec_team_close(e->team);
+    for (uint32_t k = 0; k < CORES_TEAMS_MAX; k++) exec_team_close(e->team[k]);
     dev_stream_close(e->compute);
     dev_stream_close(e->copy_in);
     dev_stream_close(e->copy_out);
@@ -354,6 +387,8 @@ stk_status stk_close_left(stk_engine *e, char **left)
     cache_free(e);
     spec_free(e);
     sys_free(e->second);
+    sys_free(e->team_of);
+    topology_close(e->topology);
     drives_free(e);
     plan_free(e->plan_train);
     plan_free(e->plan_eval);

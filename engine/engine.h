@@ -9,6 +9,7 @@
 
 #include "base/exec.h"
 #include "base/mem.h"
+#include "engine/cores.h"
 #include "engine/plan.h"
 #include "engine/stoker.h"
 #include "engine/trace.h"
@@ -194,6 +195,13 @@ struct eng_save {
     bool no_gate;                   /* the canary: updates do not wait */
 };
 
+/* engine/near.c */
+struct near_team { const struct topology *topology; uint32_t node; };
+struct near_parts { /* a piece of memory in parts, one after the other, of each team */
+    stk_engine *e;
+    uint64_t bytes[CORES_TEAMS_MAX];
+};
+
 struct eng_counts { uint64_t nvme_read, nvme_write, copy_in, copy_out, param_fetch; };
 
 
@@ -212,14 +220,18 @@ struct stk_engine {
     struct eng_reserve *reserves; uint32_t n_reserves;
     uint64_t workspace_bytes;
     void *workspace;
-    uint32_t update_threads;        /* members of the update team; from the seal on */
+    struct topology *topology;      /* of this machine; NULL in simulation */
+    struct cores cores;             /* who computes on how many; from stk_open on */
 
     pid_t pid;                      /* of who opened it: a child of fork may not use it (NVM-35) */
 
     /* machinery */
     struct exec *ex;
     struct exec_lane *lane;
-    struct exec_team *team;
+    struct exec_team *team[CORES_TEAMS_MAX]; /* of the update: cores.n_teams */
+    uint8_t *team_of;               /* of each chunk; NULL: there is one team */
+    struct near_team near[CORES_TEAMS_MAX];
+    bool near_refused;              /* memory did not go where it was told */
     struct dev *dev;
     struct dev_caps caps;
     struct dev_stream *compute, *copy_in, *copy_out;
@@ -307,6 +319,13 @@ enum eng_state eng_state(const stk_engine *e);
 stk_status eng_refuse_state(stk_engine *e, const char *call, const char *expected);
 void eng_note(stk_engine *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void eng_notes_cut(stk_engine *e, uint32_t n); /* forgets all but the first n */
+
+/* --- near.c ----------------------------------------------------------------------------------- */
+stk_status near_teams(stk_engine *e); /* opens them; before memory is reserved */
+/* Into e->held. With several nodes: each part on its team's node; interleaved without parts (NULL). */
+stk_status near_reserve(stk_engine *e, const char *owner, uint64_t size_bytes, const struct near_parts *parts,
+                        void **out);
+void near_note(stk_engine *e);
 
 /* --- place.c: pure ---------------------------------------------------------------------------- */
 /* Fills e->pblocks, pchunks, pplaces, pin from layout and places (homes from `pl`). */

@@ -326,7 +326,7 @@ void update_model_team(const stk_engine *e, uint64_t bytes)
     if (!e->caps.modelled_time) return;
     dev_model_read(e->dev, &m);
     if (!(m.update_bytes_per_s > 0)) return;
-    double rate = m.update_bytes_per_s / exec_team_members(e->team);
+    double rate = m.update_bytes_per_s / e->cores.update;
     uint64_t ns = (uint64_t)((double)bytes / rate * 1e9);
     struct exec_need need = { { 0 } };
     if (m.dram_bytes_per_s > 0) need.part[EXEC_SHARE_DRAM] = rate / m.dram_bytes_per_s;
@@ -415,13 +415,15 @@ static void update_done(void *arg)
 void update_job(struct run_op *op, void (*slice)(void *, uint32_t, uint32_t), void (*done)(void *))
 {
     stk_engine *e = op->e;
+    uint32_t chunk = node_of(e, op->node)->chunk;
+    struct exec_team *team = e->team[e->team_of ? e->team_of[chunk] : 0];
     exec_task_init(&op->task, done, op);
     op->job.fn = slice;
     op->job.arg = op;
-    op->job.n_slices = exec_team_members(e->team);
+    op->job.n_slices = exec_team_members(team);
     op->job.done_lane = e->lane;
     op->job.done = &op->task;
-    exec_team_run(e->team, &op->job);
+    exec_team_run(team, &op->job);
 }
 
 static bool issue_update(stk_engine *e, uint32_t node)

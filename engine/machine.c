@@ -213,9 +213,9 @@ stk_status stk_machine_measure(stk_engine *e, stk_machine *out)
     snprintf(out->name, sizeof out->name, "this machine");
     cpu_name(out->text, sizeof out->text);
     out->on_host = true;
-    out->cores = cpu_cores("");
+    out->cores = topology_threads(e->topology);
     out->flops_per_s = e->caps.matmul_flops_per_s;
-    b.threads = e->cfg.update_threads ? e->cfg.update_threads : out->cores;
+    b.threads = e->cores.update;
     stk_status st = exec_team_open(e->ex, "measure", b.threads, &b.team, &e->err);
     if (st == STK_OK) measure_rates_of_host(&b, out);
     if (st == STK_OK) exec_team_close(b.team);

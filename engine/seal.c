@@ -255,61 +255,77 @@ static stk_status reserve_device(stk_engine *e)
     return STK_OK;
 }
 
-static stk_status reserve_host(stk_engine *e, struct mem *m)
+static stk_status reserve_host(stk_engine *e)
 {
     for (int a = 0; a < PLAN_ARENA_N; a++) {
         if (plan_arena_on_device(a) || e->place.arena_bytes[a] == 0) continue;
         void *p;
-        STK_TRY(mem_reserve(m, plan_arena_name(a), "", round_page(e->place.arena_bytes[a]), &p,
-                            &e->err));
+        STK_TRY(near_reserve(e, plan_arena_name(a), round_page(e->place.arena_bytes[a]), NULL, &p));
         e->arena[a] = p;
         STK_TRY(dev_host_register(e->dev, p, round_page(e->place.arena_bytes[a]), &e->err));
     }
     for (uint32_t i = 0; i < e->n_reserves; i++)
         if (e->reserves[i].where == STK_ON_HOST)
-            STK_TRY(mem_reserve(m, e->reserves[i].owner, "", round_page(e->reserves[i].size_bytes),
-                                &e->reserves[i].base, &e->err));
+            STK_TRY(near_reserve(e, e->reserves[i].owner, round_page(e->reserves[i].size_bytes), NULL,
+                                 &e->reserves[i].base));
     return STK_OK;
 }
 
-/* Bytes of one state over a block's chunks with host homes. */
-static uint64_t host_home_bytes(const struct stk_layout *l, const struct stk_block *b,
-                                enum chunk_state s)
+/* Gives chunks of one team their homes from `at` on; returns their bytes. at NULL: only counts. */
+static uint64_t lay_team(stk_engine *e, enum chunk_state s, uint32_t team, uint8_t *at)
 {
+    const struct stk_layout *l = e->layout;
     uint64_t sum = 0;
-    for (uint32_t i = 0; i < b->n_chunks; i++) {
-        const struct stk_chunk *c = &l->chunks[b->first_chunk + i];
-        if (c->home[s] == CHUNK_HOST) sum += chunk_bytes(l, c, s);
+    for (uint32_t i = 0; i < l->n_chunks; i++) {
+        struct stk_chunk *c = &l->chunks[i];
+        uint64_t n = c->home[s] == CHUNK_HOST ? chunk_bytes(l, c, s) : 0;
+        if (n == 0 || (e->team_of && e->team_of[i] != team)) continue;
+        if (at) c->host[s] = at + sum;
+        sum += n;
     }
-    return s == CHUNK_PARAM && sum ? round_page(b->elems * 2) : sum;
+    return sum;
 }
 
-/* Host homes: parameters of a block contiguous (a visit may read them in place; all of a block's
- * are at one home), the others packed chunk by chunk. */
-static stk_status reserve_homes(stk_engine *e, struct mem *m)
+/* Parameters of a block are contiguous: a visit may read them in place, and all of a block's are at one
+ * home. */
+static uint64_t lay_params(stk_engine *e, uint8_t *at)
+{
+    const struct stk_layout *l = e->layout;
+    uint64_t sum = 0;
+    for (uint32_t k = 0; k < l->n_blocks; k++) {
+        const struct stk_block *b = &l->blocks[k];
+        uint64_t bytes = 0;
+        for (uint32_t i = b->first_chunk; i < b->first_chunk + b->n_chunks; i++) {
+            struct stk_chunk *c = &l->chunks[i];
+            uint64_t n = c->home[CHUNK_PARAM] == CHUNK_HOST ? chunk_bytes(l, c, CHUNK_PARAM) : 0;
+            if (n == 0) continue;
+            bytes = round_page(b->elems * 2);
+            if (at) c->host[CHUNK_PARAM] = at + sum + c->first_elem * 2;
+        }
+        sum += bytes;
+    }
+    return sum;
+}
+
+/* Host homes: optimizer state and gradients packed chunk by chunk, those of one team of the update together. */
+static stk_status reserve_homes(stk_engine *e)
 {
     static const char *const owner[CHUNK_STATE_N] = { "parameters (16-bit)", "optimizer state",
                                                       "gradients (16-bit)" };
-    const struct stk_layout *l = e->layout;
     for (int s = 0; s < CHUNK_STATE_N; s++) {
+        struct near_parts parts = { .e = e };
         uint64_t total = 0;
-        for (uint32_t b = 0; b < l->n_blocks; b++) total += host_home_bytes(l, &l->blocks[b], s);
+        for (uint32_t k = 0; s != CHUNK_PARAM && k < e->cores.n_teams; k++)
+            total += parts.bytes[k] = lay_team(e, (enum chunk_state)s, k, NULL);
+        if (s == CHUNK_PARAM) total = lay_params(e, NULL);
         if (total == 0) continue;
         void *p;
-        STK_TRY(mem_reserve(m, owner[s], "", round_page(total), &p, &e->err));
+        STK_TRY(near_reserve(e, owner[s], round_page(total), s == CHUNK_PARAM ? NULL : &parts, &p));
         STK_TRY(dev_host_register(e->dev, p, round_page(total), &e->err));
         uint8_t *at = p;
-        for (uint32_t b = 0; b < l->n_blocks; b++) {
-            uint8_t *next = at;
-            for (uint32_t i = 0; i < l->blocks[b].n_chunks; i++) {
-                struct stk_chunk *c = &l->chunks[l->blocks[b].first_chunk + i];
-                uint64_t n = chunk_bytes(l, c, s);
-                if (c->home[s] != CHUNK_HOST || n == 0) continue;
-                c->host[s] = s == CHUNK_PARAM ? at + c->first_elem * 2 : next;
-                next += n;
-            }
-            at += host_home_bytes(l, &l->blocks[b], s);
-        }
+        if (s == CHUNK_PARAM) lay_params(e, at);
+        else
+            for (uint32_t k = 0; k < e->cores.n_teams; k++) at += lay_team(e, (enum chunk_state)s, k, at);
     }
     return STK_OK;
 }
@@ -320,7 +336,7 @@ static stk_status reserve_second(stk_engine *e)
     uint64_t total = place_second_bytes(e, &e->place);
     if (total == 0) return STK_OK;
     void *p;
-    STK_TRY(mem_reserve(e->held, "second parameters (split)", "", total, &p, &e->err));
+    STK_TRY(near_reserve(e, "second parameters (split)", total, NULL, &p));
     STK_TRY(dev_host_register(e->dev, p, total, &e->err));
     e->second = sys_calloc(e->layout->n_chunks, sizeof *e->second);
     if (!e->second) return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory for tables of chunks");
@@ -369,7 +385,6 @@ static stk_status seal_plan(stk_engine *e)
 {
     if (e->baseline_bytes == 0) e->baseline_bytes = mem_resident_bytes();
     dev_caps_read(e->dev, &e->caps); /* with what prepare mode has found */
-    e->update_threads = e->cfg.update_threads ? e->cfg.update_threads : cpu_cores("");
     STK_TRY(default_places(e));
     STK_TRY(build_layout(e));
     STK_TRY(alloc_tables(e));
@@ -390,11 +405,11 @@ static stk_status seal_machine(stk_engine *e)
     uint32_t n_extents;
     assign_homes(e, &n_extents);
     if (n_extents) STK_TRY(drives_measure(e)); /* before memory is reserved: it has buffers */
-    STK_TRY(exec_team_open(e->ex, "update", e->update_threads, &e->team, &e->err));
+    STK_TRY(near_teams(e));
     STK_TRY(mem_open(&e->held, &e->err));
     STK_TRY(reserve_device(e));
-    STK_TRY(reserve_host(e, e->held));
-    STK_TRY(reserve_homes(e, e->held));
+    STK_TRY(reserve_host(e));
+    STK_TRY(reserve_homes(e));
     STK_TRY(reserve_second(e));
     STK_TRY(spec_alloc(e));
     STK_TRY(durable_alloc(e));
@@ -402,6 +417,7 @@ static stk_status seal_machine(stk_engine *e)
     register_buffers(e);
     if (e->store) eng_note(e, "storage: %s; %s", io_describe(e->io), store_describe(e->store));
     drives_note(e);
+    near_note(e);
     uint32_t n = e->plan_train ? e->plan_train->n_nodes : 0;
     if (e->plan_eval && e->plan_eval->n_nodes > n) n = e->plan_eval->n_nodes;
     STK_TRY(run_alloc(e, n));

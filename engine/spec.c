@@ -33,7 +33,7 @@ uint64_t spec_record_bytes(const stk_engine *e, uint32_t chunk)
     if (c->home[CHUNK_PARAM] == CHUNK_NVME) return 0;
     if (c->home[CHUNK_OPT] == CHUNK_NVME) return round_page(2ull * n);
     return round_page(n + (uint64_t)side_entries(n) * sizeof(struct adam_side) +
-                      e->update_threads * sizeof(struct spec_slice));
+                      e->cores.update * sizeof(struct spec_slice));
 }
 
 /* The i-th chunk whose gradient is final in backward: the update's order, turned round. */

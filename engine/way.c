@@ -28,6 +28,6 @@ void way_choose(stk_engine *e)
     if (elems < WAY_ELEMS_MIN || exec_kind_of(e->ex) != EXEC_THREADS) return;
     e->way = adam_way_measure(e->ex, e->adam,
                               l->dtype == CHUNK_BF16 ? ADAM_BF16_SPLIT : ADAM_FP16, spans, n,
-                              exec_team_members(e->team));
+                              e->cores.update);
     eng_note(e, "update, measured: %s", adam_way_text(e->way, text, sizeof text));
 }

@@ -57,7 +57,7 @@ struct dev_cfg {
     enum dev_kind kind;
     struct exec *ex;            /* borrowed until dev_close */
     uint64_t memory_bytes;      /* cap of the device's own memory; 0 for DEV_HOST without a cap */
-    uint32_t compute_threads;   /* host kinds: OpenMP threads of operations; 0: cpu_cores */
+    uint32_t compute_threads;   /* host kinds: OpenMP threads of operations; 0: topology_threads */
     enum dev_matmul matmul;
     uint64_t seed;              /* discrete: poison pattern of fresh memory (NaNs) */
     bool poison;                /* fill the arena with NaN patterns at start (tests; on for discrete

@@ -6,6 +6,7 @@
  * Any thread; no state. What is not there stays unknown. */
 #include "nvme/drive_impl.h"
 #include "base/sys.h"
+#include "base/topology.h"
 
 #include <ctype.h>
 #include <dirent.h>
@@ -97,13 +98,6 @@ double drive_link_rate(const char *speed, uint32_t width)
 
 /* --- what belongs to the whole disk ----------------------------------------------------------- */
 
-static bool has_one_node(const char *sysfs)
-{
-    char online[64];
-    if (!read_line(sysfs, "devices/system/node/online", online, sizeof online)) return true;
-    return !strpbrk(online, "-,");
-}
-
 /* The controller's folder: the disk's `device`. Under native multipath that is a subsystem, whose
  * first controller is taken. */
 static bool find_controller(const char *disk, char out[PATH_MAX])
@@ -120,25 +114,20 @@ static bool find_controller(const char *disk, char out[PATH_MAX])
     return true;
 }
 
-/* Upwards from the controller: the first folder that knows its link, the first that knows its
- * node. Only an NVMe drive's own link is its limit; a virtual disk's is fiction and a SATA
- * controller's is shared. */
+/* Upwards from the controller: the first folder that knows its link. Only an NVMe drive's own link is
+ * its limit; a virtual disk's is fiction and a SATA controller's is shared. */
 static void read_bus(const char *sysfs, const char *disk, struct drive_facts *out)
 {
-    char at[PATH_MAX], speed[64], width[32], node[32];
-    bool nvme = strncmp(out->under, "nvme", 4) == 0, know_link = !nvme, know_node = false;
+    char at[PATH_MAX], speed[64], width[32];
     if (!find_controller(disk, at)) return;
-    for (int level = 0; level < 16 && !(know_link && know_node); level++) {
-        if (!know_link && read_line(at, "current_link_speed", speed, sizeof speed) &&
+    out->numa_node = topology_node_of_device(sysfs, at);
+    for (int level = 0; level < 16 && strncmp(out->under, "nvme", 4) == 0; level++) {
+        if (read_line(at, "current_link_speed", speed, sizeof speed) &&
             read_line(at, "current_link_width", width, sizeof width)) {
             out->link_bytes_per_s = drive_link_rate(speed, (uint32_t)strtoul(width, NULL, 10));
-            know_link = true;
+            return;
         }
-        if (!know_node && read_line(at, "numa_node", node, sizeof node)) {
-            out->numa_node = has_one_node(sysfs) ? -1 : (int)strtol(node, NULL, 10);
-            know_node = true;
-        }
-        if (!go_up(at)) break;
+        if (!go_up(at)) return;
     }
 }
 

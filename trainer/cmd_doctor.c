@@ -4,6 +4,7 @@
 #include "base/cpu.h"
 #include "base/mem.h"
 #include "base/sys.h"
+#include "base/topology.h"
 #include "gpu/device.h"
 #include "nvme/io.h"
 #include "trainer/cmd.h"
@@ -31,8 +32,17 @@ static void show_cpu(void)
 {
     char name[128];
     cpu_name(name, sizeof name);
-    printf("processor   %s: %u cores may be used, %s%s\n", name, cpu_count(""),
-           cpu_isa_name(cpu_isa_best()), cpu_has_bf16() ? ", bf16 products" : "");
+    struct topology *t;
+    uint32_t cores = 1, processors = 1, nodes = 1;
+    if (topology_open("", &t, NULL) == STK_OK) {
+        cores = topology_threads(t);
+        processors = t->n_cpus;
+        nodes = t->n_nodes;
+        topology_close(t);
+    }
+    printf("processor   %s: %u cores may be used (%u processors, %u NUMA node%s), %s%s\n", name, cores,
+           processors, nodes, nodes == 1 ? "" : "s", cpu_isa_name(cpu_isa_best()),
+           cpu_has_bf16() ? ", bf16 products" : "");
     if (cpu_isa_best() == CPU_SCALAR)
         printf("            -> without AVX2 everything runs, slowly\n");
 }

@@ -9,6 +9,7 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "base/sys.h"
+#include "base/topology.h"
 #include <oneapi/dnnl/dnnl.h>
 #include <stdio.h>
 #include <string.h>
@@ -167,7 +168,7 @@ static stk_status host_open(const struct dev_cfg *cfg, struct dev **out, struct 
     if (!h) return stk_error_set(err, STK_ERR_NOMEM, 0, "host device: no memory for its record");
     pthread_mutex_init(&h->lock, NULL);
     h->base.ex = cfg->ex;
-    h->ctx.threads = cfg->compute_threads ? cfg->compute_threads : cpu_cores("");
+    h->ctx.threads = cfg->compute_threads ? cfg->compute_threads : topology_threads_here();
     h->ctx.isa = cpu_isa_best();
     h->discrete = cfg->kind != DEV_HOST;
     h->memory_bytes = cfg->memory_bytes ? cfg->memory_bytes : UINT64_MAX;

@@ -381,6 +381,39 @@ BOTH(team_runs_each_slice_once)
     }
 }
 
+struct begin_test { uint32_t begun, early; }; /* atomic: members begin, slices run before that */
+
+static void member_begins(void *arg)
+{
+    __atomic_fetch_add(&((struct begin_test *)arg)->begun, 1, __ATOMIC_SEQ_CST);
+}
+
+/* With one member every slice follows its beginning. */
+static void slice_after_begin(void *arg, uint32_t slice, uint32_t n)
+{
+    struct begin_test *b = arg;
+    (void)slice;
+    (void)n;
+    if (__atomic_load_n(&b->begun, __ATOMIC_SEQ_CST) == 0) __atomic_fetch_add(&b->early, 1, __ATOMIC_SEQ_CST);
+}
+
+BOTH(team_members_begin_once_before_slices)
+{
+    for (uint32_t members = 1; members <= 4; members++) {
+        struct exec *ex = open_kind(kind, test_seed() + members);
+        struct exec_team *team = NULL;
+        struct stk_error err = { 0 };
+        struct begin_test b = { 0 };
+        CHECK_OK(exec_team_open(ex, "update", members, &team, &err), &err);
+        exec_team_begin(team, member_begins, &b);
+        struct exec_team_job job = { .fn = slice_after_begin, .arg = &b, .n_slices = 50 };
+        exec_team_run(team, &job);
+        exec_team_close(team);
+        CHECK(b.begun == members && b.early == 0);
+        exec_close(ex);
+    }
+}
+
 BOTH(team_close_finishes_jobs)
 {
     struct exec *ex = open_kind(kind, test_seed());

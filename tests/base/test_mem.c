@@ -123,6 +123,31 @@ TEST(mem_05_reserve_is_exact)
 #endif
 }
 
+static void see_place(void *arg, void *at, uint64_t size_bytes)
+{
+    uint64_t *seen = arg;
+    unsigned char resident[4] = { 0 };
+    seen[0] = (uint64_t)(uintptr_t)at;
+    seen[1] = size_bytes;
+    seen[2] += mincore(at, size_bytes, resident) == 0 && (resident[0] & 1);
+}
+
+/* Memory is told where to lie before its first page exists. */
+TEST(mem_placed_before_it_is_touched)
+{
+    struct mem *m = NULL;
+    struct stk_error err = { 0 };
+    uint64_t seen[3] = { 0 }, page = (uint64_t)sysconf(_SC_PAGESIZE);
+    unsigned char resident[4] = { 0 };
+    void *p = NULL;
+    CHECK_OK(mem_open(&m, &err), &err);
+    CHECK_OK(mem_reserve_placed(m, "state", "", 4 * page, see_place, seen, &p, &err), &err);
+    CHECK((uint64_t)(uintptr_t)p == seen[0] && seen[1] == 4 * page && seen[2] == 0);
+    CHECK(mincore(p, 4 * page, resident) == 0 && (resident[0] & resident[3] & 1));
+    CHECK(mem_total(m, MEM_HOST) == 4 * page);
+    mem_close(m);
+}
+
 TEST(mem_reserve_failures_leave_nothing)
 {
     static const enum sys_call calls[] = { SYS_ALLOC, SYS_MMAP };
@@ -360,29 +385,6 @@ TEST(mem_26_cores_follow_quota_and_cpuset)
     tree_end();
 }
 
-/* Hardware threads of a core count once, also when the lowest of them is not ours. */
-TEST(mem_26_hardware_threads)
-{
-    static const char *const list[] = { "0,4\n", "1,5\n", "2,6\n", "3,7\n",
-                                        "0,4\n", "1,5\n", "2,6\n", "3,7\n" };
-    tree_begin();
-    put("proc/self/status", "Name:\tx\nCpus_allowed:\t00ff\n");
-    CHECK(cpu_count(tree) == 8 && cpu_cores(tree) == 8); /* nothing known of cores */
-    for (int i = 0; i < 8; i++) {
-        char path[64];
-        snprintf(path, sizeof path, "sys/devices/system/cpu/cpu%d/topology/%s", i,
-                 i % 2 ? "core_cpus_list" : "thread_siblings_list");
-        put(path, list[i]);
-    }
-    CHECK(cpu_count(tree) == 8 && cpu_cores(tree) == 4);
-    put("proc/self/status", "Name:\tx\nCpus_allowed:\t0072\n"); /* 1, 4, 5, 6 */
-    CHECK(cpu_count(tree) == 4 && cpu_cores(tree) == 3);
-    put("proc/self/cgroup", "0::/run.scope\n");
-    put("sys/fs/cgroup/run.scope/cpu.max", "200000 100000\n");
-    CHECK(cpu_cores(tree) == 2);
-    tree_end();
-}
-
 TEST(mem_26_cores_of_this_machine)
 {
     cpu_set_t all, one;
@@ -394,7 +396,6 @@ TEST(mem_26_cores_of_this_machine)
         if (CPU_ISSET(i, &all)) CPU_SET(i, &one);
     REQUIRE(sched_setaffinity(0, sizeof one, &one) == 0);
     CHECK(cpu_count("") == 1 && cpu_count(NULL) == 1);
-    CHECK(cpu_cores("") == 1 && cpu_cores(NULL) == 1);
     CHECK(sched_setaffinity(0, sizeof all, &all) == 0);
 }
 

@@ -1,5 +1,6 @@
 /* tests/bench/test_bench_rules.c - the rules of `stoker bench nvme` on made-up figures: when a
  * sweep stops, when a series is steady, what the verdict is, the interval of a median, fio's output. */
+#include "base/topology.h"
 #include "bench/nvme_impl.h"
 #include "tests/test.h"
 
@@ -598,6 +599,14 @@ static const char fio_text[] =
     " {\"50.000000\": 7, \"99.000000\": 9}}},"
     " \"write\": {\"io_bytes\": 60, \"bw_bytes\": 30, \"clat_ns\": {\"percentile\":"
     " {\"50.000000\": 8, \"99.000000\": 20}}}}]}\ntail";
+
+TEST(nvme_far_is_a_node_without_a_core_of_ours)
+{
+    struct topology_node node[] = { { .os = 1, .n_cores = 4 }, { .os = 3, .n_cores = 4 } };
+    struct topology t = { .n_nodes = 2, .node = node };
+    CHECK(nvme_far(&t, 0) && nvme_far(&t, 2));
+    CHECK(!nvme_far(&t, 1) && !nvme_far(&t, 3) && !nvme_far(&t, -1));
+}
 
 TEST(fio_output)
 {

@@ -44,7 +44,7 @@ SYSTEM = [  # a library's header, and where it may be seen
     (r"oneapi/dnnl/|dnnl", r"gpu/host/"),
     (r"cuda|cublas|cudnn", r"gpu/cuda/"),
     (r"nccl|mpi\.h", r"gpu/coll_"),
-    (r"hwloc", r"base/"),
+    (r"hwloc", r"base/topology_hwloc"),
     (r"pthread\.h|threads\.h|semaphore\.h", r"(base|gpu/host)/"),  # gpu/host: a lock around the queue of a stream
     (r"omp\.h", r"(gpu/host|offload|base|bench)/"),
     (r"immintrin\.h|x86intrin\.h|nmmintrin\.h|wmmintrin\.h", r"(base/|offload/|nvme/|gpu/host/|formats/crc32_x86\.c|bench/limit_isa\.c)"),
@@ -270,7 +270,8 @@ PLANTED = {  # rule: files of which each must be complained about
                     "examples/c/a.c": HEAD + '#include "gpu/ops.h"\n', "formats/a.c": HEAD + '  #  include "../base/sys.h"\n'},
     "rule_private_headers": {"offload/b.c": HEAD + '#include "gpu/device_impl.h"\n'},
     "rule_system_headers": {"engine/b.c": HEAD + "#include <liburing.h>\n", "trainer/c.c": HEAD + "#include <oneapi/dnnl/dnnl.h>\n",
-                            "engine/c.c": HEAD + "#include <cuda_runtime.h>\n", "nvme/c.c": HEAD + "#include <pthread.h>\n"},
+                            "engine/c.c": HEAD + "#include <cuda_runtime.h>\n",
+                            "base/c.c": HEAD + "#include <hwloc.h>\n", "nvme/c.c": HEAD + "#include <pthread.h>\n"},
     "rule_public_header": {"engine/stoker.h": HEAD + '#include "base/status.h"\n'},
     "rule_no_output_no_exit": {"nvme/d.c": HEAD + "void f(void) { if (1) exit(1); }\n", "base/d.c": HEAD + "int x = printf(\"\");\n"},
     "rule_calls": {"engine/d.c": HEAD + "void *p = malloc(1);\n", "nvme/e.c": HEAD + "int n = pread(1, 0, 0, 0);\n"},
