@@ -25,7 +25,7 @@ const char *cpu_isa_name(enum cpu_isa isa)
 
 #if defined(__x86_64__)
 #include <cpuid.h>
-#include <xmmintrin.h>
+#include <emmintrin.h>
 
 struct leaf {
     uint32_t a, b, c, d;
@@ -108,6 +108,12 @@ uint32_t cpu_ftz_enter(void)
 
 void cpu_ftz_leave(uint32_t saved) { _mm_setcsr(saved); }
 
+void cpu_cache_flush(const void *p, uint64_t size_bytes)
+{
+    for (uint64_t at = 0; at < size_bytes; at += 64) _mm_clflush((const char *)p + at);
+    _mm_mfence();
+}
+
 #else
 
 static enum cpu_isa isa_of_processor(void) { return CPU_SCALAR; }
@@ -117,6 +123,7 @@ bool cpu_amx_enable(void) { return false; }
 void cpu_name(char *buf, size_t size_bytes) { snprintf(buf, size_bytes, "unknown processor"); }
 uint32_t cpu_ftz_enter(void) { return 0; }
 void cpu_ftz_leave(uint32_t saved) { (void)saved; }
+void cpu_cache_flush(const void *p, uint64_t size_bytes) { (void)p, (void)size_bytes; }
 
 #endif
 

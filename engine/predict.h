@@ -7,7 +7,7 @@
  * changes predict_run.c too (tests/engine/test_predict.c compares both in virtual time).
  *
  * WHAT TAKES TIME is engine/predict.c's: SERVERS that each do one thing at a time (compute stream,
- * two copy streams, cast streams, update team, checksum lane, and reads and writes of each drive),
+ * two copy streams, cast streams, update team, checksum lane, the engine's lane, and reads and writes of each drive),
  * each with a queue by class, then by arrival. A thing at a server has a time that it takes alone and
  * SHARES of what the hardware has only once: cores, DRAM, the link's two directions together, a
  * drive's two directions together. While the shares of what runs add up to more than there is,
@@ -27,6 +27,8 @@ struct predict_cost {
     bool known;
     double forward_ns, backward_ns; /* backward without recomputation */
     double recompute_ns;            /* what it costs on top */
+    double forward_again_ns, backward_again_ns; /* that follow another visit of the place at once, and
+                                                 * find in caches what it left */
 };
 
 struct predict_in {
@@ -64,6 +66,7 @@ enum predict_server {
     PREDICT_GATHER,
     PREDICT_TEAM,
     PREDICT_CHECKSUM,
+    PREDICT_ENGINE,             /* on the host: its thread, between the end of one thing and the next */
     PREDICT_READ0,
     PREDICT_WRITE0 = PREDICT_READ0 + PREDICT_DRIVES,
     PREDICT_SERVERS = PREDICT_WRITE0 + PREDICT_DRIVES
@@ -87,7 +90,7 @@ struct predict_work {
                                  * of the speed; 0: 1 */
 };
 
-#define PREDICT_QUEUE 128
+#define PREDICT_QUEUE 320 /* at the engine all that is in flight */
 struct predict_queued { uint64_t key; struct predict_work work; };
 struct predict_one {            /* one server */
     struct predict_queued queue[PREDICT_QUEUE];

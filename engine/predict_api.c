@@ -31,12 +31,16 @@ static bool fill_costs(const stk_engine *e, struct predict_cost *out)
     bool all = true;
     for (uint32_t i = 0; i < e->n_places; i++) {
         stk_visit_cost c = { 0 };
-        bool known = !e->cfg.machine && trial_cost(e, i, &c);
+        bool known = !e->cfg.machine && trial_cost(e, i, false, &c);
+        stk_visit_cost again = { 0 };
+        if (known) trial_cost(e, i, true, &again);
         if (!known && e->costs && given(&e->costs[i])) {
             c = e->costs[i];
+            again = c;
             known = true;
         }
-        out[i] = (struct predict_cost){ known, c.forward_ns, c.backward_ns, c.recompute_ns };
+        out[i] = (struct predict_cost){ known,          c.forward_ns,     c.backward_ns,
+                                        c.recompute_ns, again.forward_ns, again.backward_ns };
         all &= known;
     }
     return all;
