@@ -574,7 +574,7 @@ stk_status stk_place_cost(stk_engine *e, uint32_t place, const stk_visit_cost *c
  * its time taken and thrown away. One of each kind in the plan, all of micro-batch 0, each at least
  * once and again while `STK_TRIAL_NS` last. After a dry seal memory for one visit is reserved, of the
  * device and for stk_reserved, as far as it fits. STK_END: no more, or none is possible here. */
-#define STK_TRIAL_NS 1500000000u
+#define STK_TRIAL_NS 4000000000u
 stk_status stk_trial_next(stk_engine *e, stk_visit *v);
 stk_status stk_trial_done(stk_engine *e, const stk_visit *v);
 
