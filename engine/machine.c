@@ -1,10 +1,10 @@
-/* engine/machine.c - the machine at hand, measured in half a second, and the simulated one.
+/* engine/machine.c - the machine at hand, measured in a second or two, and the simulated one.
  *
  * Application's thread, before and after stk_seal. Owns buffers for the time of a measurement only.
  * Must not know plans. Figures are medians of a few runs over as many bytes as the model moves, at
- * most BUFFER_ELEMS parameters, that no cache holds: a step touches each state once or twice, and what a
- * drive brought is in no cache. (Checksums of 14 MB of a cache are taken at 28 GB/s where those of what
- * was read go at 10.) */
+ * most BUFFER_ELEMS parameters, that no cache holds: a step touches each state once or twice, and what
+ * a drive brought is in no cache. (Checksums of 14 MB in a cache go at 28 GB/s, of what a run reads at
+ * 10.) */
 #include "engine/machine.h"
 #include "base/convert.h"
 #include "base/cpu.h"

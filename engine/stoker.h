@@ -521,7 +521,7 @@ bool stk_drive_info(const stk_engine *e, uint32_t i, stk_drive *out);
  * How long a step will take, before it runs: the plan is run on a machine's figures by the rules of
  * the executor (engine/predict.h). A machine is read from a file, taken from the simulation, or
  * measured here:
- *     stk_machine_measure(e, &m);       before stk_seal: half a second; stk_seal then measures drives too
+ *     stk_machine_measure(e, &m);       before stk_seal: a second or two; stk_seal then measures drives too
  *     stk_seal(e, dry);
  *     while (stk_trial_next(e, &v) == STK_OK) { ... queue your math ...; stk_trial_done(e, &v); }
  *     stk_predict(e, &m, &p);

@@ -8,14 +8,14 @@
  * KINDS. Visits of micro-batch 0 that are alike in place's sizes and FLOPs, direction and
  * recomputation are one kind; where other micro-batches of a place follow at once, such a visit is
  * another kind. Each kind is tried once, then again while time is left: the first try, which finds
- * threads that are not there yet, counts only where there is no other. What counts is the mean: a step
- * takes the sum of its visits, and that of many is their mean, not their median. Two tries of a second's
- * trials put one step at 4.2 and 5.1 s; hence four seconds.
+ * threads that are not there yet, counts only where there is no other. What counts is the mean: a
+ * step takes the sum of its visits, and that of many is their mean, not their median. In 1.5 seconds
+ * there was time for two tries, which put one step at 4.2 and at 5.1 s; hence four seconds.
  *
- * CACHES. The first visit of a place finds its accumulator and, backward, its parameters in no cache (and
- * the workspace, if what came before was of another kind: that of the head, 126 MB of logits); what the
- * last step left there, gigabytes have pushed out. So they are pushed out before a try. The visit that
- * follows finds what the first left. A head of 32M parameters took 300 ms and 205 ms so.
+ * CACHES. The first visit of a place finds its accumulator and, backward, its parameters in no cache
+ * (and the workspace, if what came before was of another kind: of the head, 126 MB of logits); what the
+ * last step left there, gigabytes have pushed out, and every backward visit's activations as well. So
+ * they are pushed out before a try. The visit that follows finds what the first left.
  *
  * DATA. What a visit reads is filled with numbers of no meaning first (products of zeros take less
  * power, and with it less time). What lies at host homes is zero again when trials are over. */
@@ -252,8 +252,8 @@ static stk_status fill_visit(stk_engine *e, struct eng_trial *t, const stk_visit
     return STK_OK;
 }
 
-/* What comes before a first visit leaves nothing of it in a cache; but a forward visit's parameters were
- * just updated, copied or checked. */
+/* What comes before a first visit leaves nothing of it in a cache; but a forward visit's parameters
+ * were just updated, copied or checked. */
 static void push_out(const stk_engine *e, const struct eng_trial *t, const stk_visit *v)
 {
     const struct plan *p = e->plan_train;
@@ -263,7 +263,8 @@ static void push_out(const stk_engine *e, const struct eng_trial *t, const stk_v
     if (pv->dir == PLAN_BACKWARD && v->full && !pv->recompute)
         cpu_cache_flush(v->full, p->slots[pv->full_slot].size_bytes);
     if (t->kind[t->at].again) return;
-    if (v->param && pv->dir == PLAN_BACKWARD) cpu_cache_flush(v->param, e->pblocks[pv->block].param_bytes);
+    if (v->param && pv->dir == PLAN_BACKWARD)
+        cpu_cache_flush(v->param, e->pblocks[pv->block].param_bytes);
     if (v->grad) cpu_cache_flush(v->grad, e->pblocks[pv->block].acc_bytes);
     if (t->index == 0 || !alike(e, &p->visits[t->index - 1], pv))
         cpu_cache_flush(v->workspace, v->workspace_bytes);

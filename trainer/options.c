@@ -212,7 +212,7 @@ static const struct run_row {
         .help = "write the prediction as a JSON object" } },
     { FOR_TRAIN,
       { "predict", OPT_CHOICE, AT(predict), "auto", .choices = predict_names, .arg = "NAME",
-        .help = "measure this machine for a second or two and say what a step will take" } },
+        .help = "measure this machine for some seconds and say what a step will take" } },
     { T,
       { "loss-scale", OPT_DOUBLE, AT(loss_scale), .min = 1e-3, .max = 1e30, .arg = "X",
         .help = "first value, with --dtype fp16; default 65536" } },

@@ -105,11 +105,11 @@ TEST(predict_cores_are_shared_on_the_host)
     x.on_host = true;
     stk_prediction o = predict(p, &m.in, &x);
     /* update 0 until 1; update 1 and forward 0 share the cores until 3; backward 1 until 6; the cast
-     * of block 1 wants one core of two and backward 0 both, so each goes at 2/3 until 6.75; backward 0
-     * until 8.25; its cast */
+     * of block 1 wants one core of two, by which operations lose 1.3, and backward 0 both, so each goes
+     * at 1/1.65 until 6.825; backward 0 until 8.325; its cast */
     CHECK(near(o.step_s, 8.825, 1e-6));
     CHECK(near(sum_of(&o), o.step_s, 1e-9));
-    /* cores: 6 s of visits, 2 s of updates, two casts of 0.5 s on half of them */
+    /* cores: 6 s of visits, 2 s of updates, two casts of 0.5 s that lose 0.65 of them */
     double cores = 0;
     for (uint32_t i = 0; i < o.n_resources; i++)
         if (!strcmp(o.resource[i].name, "cores")) cores = o.resource[i].alone_s;
