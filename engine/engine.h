@@ -455,10 +455,10 @@ stk_status state_flush_staged(stk_engine *e);   /* writes the staged chunk home 
 
 /* --- trial.c: application's thread, before the first step -------------------------------------- */
 void trial_free(stk_engine *e);
-/* What trials found of place `place`'s visits, as far as they did (backward as the plan has it). */
 /* This visit follows another one of its place and direction at once. */
 bool trial_again(const struct plan *p, uint32_t visit);
-/* again: of those that do so. */
+/* What trials found of place `place`'s visits, as far as they did (backward as the plan has it). again:
+ * of those that follow another one at once. */
 bool trial_cost(const stk_engine *e, uint32_t place, bool again, stk_visit_cost *out);
 
 /* --- own.c ------------------------------------------------------------------------------------ */
