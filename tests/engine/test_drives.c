@@ -318,7 +318,7 @@ TEST(drives_latency_and_busy_time_of_a_step)
     t.cfg.nvme_buffer = 128 << 10; /* the update reads some chunks' state while it writes others' */
     RUN(&t, toy_open(&t));
     RUN(&t, toy_fill(&t));
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 3 || (i < 200 && !both); i++) { /* which meet is the disk's and the threads' affair */
         RUN(&t, toy_step(&t, 1e-3, &s));
         CHECK(s.nvme_busy_ns > 0 && s.nvme_busy_ns <= s.step_ns);
         CHECK(s.nvme_read_p99_ns > 0 && s.nvme_read_p99_ns <= s.step_ns * 2);
