@@ -322,8 +322,10 @@ TEST(drives_latency_and_busy_time_of_a_step)
         RUN(&t, toy_step(&t, 1e-3, &s));
         CHECK(s.nvme_busy_ns > 0 && s.nvme_busy_ns <= s.step_ns);
         CHECK(s.nvme_read_p99_ns > 0 && s.nvme_read_p99_ns <= s.step_ns * 2);
-        uint64_t alone = s.nvme_read_alone_p99_ns, beside = s.nvme_read_beside_p99_ns;
-        CHECK(s.nvme_read_p99_ns <= (alone > beside ? alone : beside));
+        uint64_t alone = s.nvme_read_alone_p99_ns, beside = s.nvme_read_beside_p99_ns,
+                 larger = alone > beside ? alone : beside;
+        /* a largest value is known exactly, others to their bucket, 1/32 wide */
+        CHECK(s.nvme_read_p99_ns <= larger + larger / 32 + 1);
         CHECK(i > 0 || alone > 0); /* it begins with reads */
         both += i > 0 && beside > 0;
     }
