@@ -159,4 +159,12 @@ static inline char *plan_text(const struct plan *p)
     return text;
 }
 
+/* Arenas anywhere between what the plan must have and what is of use to it. */
+static inline void random_arenas(struct model *m, struct rng *r, const uint64_t least[PLAN_ARENA_N],
+                                 const uint64_t useful[PLAN_ARENA_N])
+{
+    for (int a = 0; a < PLAN_ARENA_N; a++)
+        m->in.arena_bytes[a] = least[a] + rng_below(r, useful[a] - least[a] + 1);
+}
+
 #endif

@@ -74,8 +74,7 @@ TEST(hand_over_never_waits_for_visits_while_updates_follow)
         rng_seed_stream(&r, test_seed(), seed);
         random_model(&m, &r);
         CHECK_OK(plan_needs(&m.in, least, useful, &err), &err);
-        for (int a = 0; a < PLAN_ARENA_N; a++)
-            m.in.arena_bytes[a] = least[a] + rng_below(&r, useful[a] - least[a] + 1);
+        random_arenas(&m, &r, least, useful);
         struct plan *p = checked(&m);
         REQUIRE(p);
         for (uint32_t i = 0; i < p->n_nodes; i++) {

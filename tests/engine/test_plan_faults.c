@@ -514,29 +514,19 @@ static bool hands_over_other_bytes(struct victim *v)
     return true;
 }
 
-static bool hands_over_another_update(struct victim *v)
+/* One field of a hand-over is another's. */
+static bool as_another(struct victim *v, size_t at, size_t size_bytes)
 {
     struct plan_node *x = node_at(v, PLAN_HAND_OVER), *y = node_at(v, PLAN_HAND_OVER);
-    if (!x || x->src_slot == y->src_slot) return false;
-    x->src_slot = y->src_slot;
+    if (!x || !memcmp((char *)x + at, (char *)y + at, size_bytes)) return false;
+    memcpy((char *)x + at, (char *)y + at, size_bytes);
     return true;
 }
-
-static bool hands_over_to_another_slot(struct victim *v)
-{
-    struct plan_node *x = node_at(v, PLAN_HAND_OVER), *y = node_at(v, PLAN_HAND_OVER);
-    if (!x || x->slot == y->slot) return false;
-    x->slot = y->slot;
-    return true;
-}
-
-static bool hands_over_to_another_place(struct victim *v)
-{
-    struct plan_node *x = node_at(v, PLAN_HAND_OVER), *y = node_at(v, PLAN_HAND_OVER);
-    if (!x || x->slot_offset_bytes == y->slot_offset_bytes) return false;
-    x->slot_offset_bytes = y->slot_offset_bytes;
-    return true;
-}
+#define AS_ANOTHER(v, field) \
+    as_another(v, offsetof(struct plan_node, field), sizeof((struct plan_node *)0)->field)
+static bool hands_over_another_update(struct victim *v) { return AS_ANOTHER(v, src_slot); }
+static bool hands_over_to_another_slot(struct victim *v) { return AS_ANOTHER(v, slot); }
+static bool hands_over_to_another_place(struct victim *v) { return AS_ANOTHER(v, slot_offset_bytes); }
 
 static bool hands_over_twice(struct victim *v)
 {

@@ -44,8 +44,7 @@ static void try_model(uint64_t seed)
     memcpy(m.in.arena_bytes, useful, sizeof useful);
     build_and_check(&m, seed, "at useful");
     for (int i = 0; i < 3; i++) { /* anything in between, page by page or not */
-        for (int a = 0; a < PLAN_ARENA_N; a++)
-            m.in.arena_bytes[a] = least[a] + rng_below(&r, useful[a] - least[a] + 1);
+        random_arenas(&m, &r, least, useful);
         build_and_check(&m, seed, "in between");
     }
     memcpy(m.in.arena_bytes, least, sizeof least); /* one arena ample, the others least: placements
