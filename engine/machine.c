@@ -212,6 +212,8 @@ stk_status stk_machine_measure(stk_engine *e, stk_machine *out)
     stk_error_clear(&e->err);
     if (eng_state(e) != ENG_DESCRIBE || exec_kind_of(e->ex) == EXEC_SIM)
         return eng_refuse_state(e, "stk_machine_measure", "before stk_seal, not in simulation");
+    STK_TRY(dev_matmul_rate(e->dev, &e->err));
+    dev_caps_read(e->dev, &e->caps);
     struct bench b = { .e = e, .n = model_elems(e) };
     b.size_bytes = 6 * b.n + chunk_moment_bytes((enum chunk_moments)e->cfg.moments, b.n);
     b.memory = sys_mmap(b.size_bytes, true);

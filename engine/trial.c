@@ -289,7 +289,9 @@ static stk_status begin(stk_engine *e)
     if (!t) return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory to try visits");
     t->over = !e->plan_train || e->cfg.own_order || exec_kind_of(e->ex) == EXEC_SIM;
     if (!t->over) find_kinds(e, t);
-    t->over = t->over || t->n_kinds == 0 || too_long(e, t);
+    t->over = t->over || t->n_kinds == 0 || dev_matmul_rate(e->dev, &e->err) != STK_OK;
+    dev_caps_read(e->dev, &e->caps);
+    t->over = t->over || too_long(e, t);
     if (!t->over && e->state == ENG_DRY) t->over = !reserve(e, t);
     t->over = t->over || !make_pattern(t);
     t->begin_ns = t->round_ns = exec_now_ns(e->ex);

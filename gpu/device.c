@@ -52,6 +52,12 @@ void dev_close(struct dev *d)
 
 void dev_caps_read(const struct dev *d, struct dev_caps *out) { *out = d->caps; }
 
+stk_status dev_matmul_rate(struct dev *d, struct stk_error *err)
+{
+    return d->caps.matmul_flops_per_s > 0 || !d->ops->matmul_rate ? STK_OK
+                                                                  : d->ops->matmul_rate(d, err);
+}
+
 stk_status dev_reserve(struct dev *d, uint64_t size_bytes, void **out, struct stk_error *err)
 {
     *out = NULL;

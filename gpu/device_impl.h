@@ -118,7 +118,7 @@ _Static_assert(sizeof(struct dev_cmd) <= 256, "a queue's slot is bounded");
 
 const char *dev_cmd_name(enum dev_cmd_kind kind);
 
-/* All entries but the last two are required. Thread and blocking as the public call of the same name in gpu/device.h
+/* All entries but the last three are required. Thread and blocking as the public call of the same name in gpu/device.h
  * says. */
 struct dev_ops {
     uint32_t version; /* DEV_OPS_VERSION the backend was written for */
@@ -150,6 +150,8 @@ struct dev_ops {
     /* Modelled time of a command and the figures behind it; NULL where time is real. */
     uint64_t (*model_ns)(const struct dev *d, const struct dev_cmd *cmd);
     void (*model_read)(const struct dev *d, struct dev_model *out);
+    /* Sets caps.matmul_flops_per_s, which is 0; NULL: there is nothing to measure. */
+    stk_status (*matmul_rate)(struct dev *d, struct stk_error *err);
 };
 
 struct dev {

@@ -86,6 +86,7 @@ static void show_matmul(void)
         stk_status st = exec_open_threads(&ex, &err);
         struct dev_cfg cfg = { .kind = DEV_HOST, .ex = ex, .matmul = all[i].kind };
         if (st == STK_OK) st = dev_open(&cfg, &d, &err);
+        if (st == STK_OK) st = dev_matmul_rate(d, &err);
         if (st == STK_OK) {
             dev_caps_read(d, &caps);
             printf("products    --matmul %s: %s, %.1f GFLOP/s measured; numerics %s\n", all[i].name,

@@ -24,33 +24,33 @@ static const struct dev_model host_default_model = { .flops_per_s = 100e12,
 
 /* --- the faster arithmetic -------------------------------------------------------------------- */
 
-enum { PROBE_ROWS = 512, PROBE_K = 1024, PROBE_N = 1024, PROBE_RUNS_MAX = 12 };
+struct probe { uint64_t rows, k, n; int runs_min, runs_max; uint64_t limit_ns; };
 /* The choice is part of the numerics key, so it must come out the same in every run on one machine,
  * busy or not: the best of several products each, and bf16 only where it is clearly faster. */
-#define PROBE_RUNS_MIN 6
 #define PROBE_CLEARLY 1.2
-#define PROBE_NS 100000000u /* of each arithmetic, to choose */
-#define PROBE_SHORT_NS \
-    10000000u /* where the choice was made: the rate alone, and whether it works */
+#define PROBE_SCRATCH_BYTES (32u << 20)
+static const struct probe probe_choose = { 512, 1024, 1024, 6, 12, 100000000 },
+                          probe_rate = { 512, 1024, 1024, 6, 12, 10000000 },
+                          probe_works = { 32, 256, 256, 1, 2, 0 }; /* the choice was made */
 
 /* FLOP/s of a bf16 linear layer computed with products of `prod`, conversions included; 0: this
  * library cannot. */
 static stk_status host_probe(struct host_dev *h, bool bf16_products, uint8_t *memory,
-                             uint64_t scratch_bytes, uint64_t limit_ns, double *flops_per_s)
+                             const struct probe *p, double *flops_per_s)
 {
     stk_status st = STK_OK;
     struct host_ctx saved = h->ctx;
     h->ctx.bf16_products = bf16_products;
     struct ops_linear a = {
-        .rows = PROBE_ROWS, .in = PROBE_K, .out = PROBE_N, .at = OPS_BF16, .pt = OPS_BF16
+        .rows = p->rows, .in = p->k, .out = p->n, .at = OPS_BF16, .pt = OPS_BF16
     };
     a.x = memory;
-    a.w = memory + PROBE_ROWS * PROBE_K * 2;
-    a.y = memory + PROBE_ROWS * PROBE_K * 2 + PROBE_N * PROBE_K * 2;
-    a.scratch.base = (uint8_t *)a.y + PROBE_ROWS * PROBE_N * 2;
-    a.scratch.size_bytes = scratch_bytes;
+    a.w = memory + p->rows * p->k * 2;
+    a.y = memory + p->rows * p->k * 2 + p->n * p->k * 2;
+    a.scratch.base = (uint8_t *)a.y + p->rows * p->n * 2;
+    a.scratch.size_bytes = PROBE_SCRATCH_BYTES;
     uint64_t begin_ns = exec_now_ns(h->base.ex), best_ns = UINT64_MAX;
-    for (int run = 0; run < PROBE_RUNS_MAX; run++) {
+    for (int run = 0; run < p->runs_max; run++) {
         struct host_job j = { .h = h, .scratch = a.scratch, .op = "probe" };
         uint64_t start_ns = exec_now_ns(h->base.ex);
         host_linear_forward(&j, &a);
@@ -59,30 +59,29 @@ static stk_status host_probe(struct host_dev *h, bool bf16_products, uint8_t *me
         if (st != STK_OK) break;
         if (run > 0 && now_ns - start_ns < best_ns)
             best_ns = now_ns - start_ns; /* the first makes the primitive */
-        if (run >= PROBE_RUNS_MIN && now_ns - begin_ns > limit_ns) break;
+        if (run >= p->runs_min && now_ns - begin_ns > p->limit_ns) break;
     }
     h->ctx = saved;
     if (best_ns == 0) best_ns = 1; /* the simulation's clock stands still */
     *flops_per_s = 0;
     if (best_ns != UINT64_MAX)
-        *flops_per_s = 2.0 * PROBE_ROWS * PROBE_K * PROBE_N / ((double)best_ns * 1e-9);
+        *flops_per_s = 2.0 * (double)(p->rows * p->k * p->n) / ((double)best_ns * 1e-9);
     return st;
 }
 
-static stk_status host_measure(struct host_dev *h, enum dev_matmul asked, struct stk_error *err)
+static stk_status host_measure(struct host_dev *h, enum dev_matmul asked, const struct probe *p,
+                               struct stk_error *err)
 {
-    uint64_t scratch_bytes = (uint64_t)32 << 20;
     uint64_t size_bytes =
-        (PROBE_ROWS * PROBE_K + PROBE_N * PROBE_K + PROBE_ROWS * PROBE_N) * 2 + scratch_bytes;
-    uint8_t *memory = sys_mmap(size_bytes, true);
+        (p->rows * p->k + p->n * p->k + p->rows * p->n) * 2 + PROBE_SCRATCH_BYTES;
+    uint8_t *memory = sys_mmap(size_bytes, p != &probe_works);
     if (!memory)
         return stk_error_set(err, STK_ERR_NOMEM, 0, "host device: no memory to measure products");
-    uint64_t limit_ns = asked == DEV_MATMUL_AUTO ? PROBE_NS : PROBE_SHORT_NS;
     double f32 = 0, bf16 = 0;
     stk_status st = STK_OK;
-    if (asked != DEV_MATMUL_BF16) st = host_probe(h, false, memory, scratch_bytes, limit_ns, &f32);
+    if (asked != DEV_MATMUL_BF16) st = host_probe(h, false, memory, p, &f32);
     if (asked != DEV_MATMUL_F32 && st != STK_ERR_NOMEM)
-        st = host_probe(h, true, memory, scratch_bytes, limit_ns, &bf16);
+        st = host_probe(h, true, memory, p, &bf16);
     sys_munmap(memory, size_bytes);
     if (st == STK_ERR_NOMEM)
         return stk_error_set(err, st, 0, "host device: no memory to measure products");
@@ -98,8 +97,16 @@ static stk_status host_measure(struct host_dev *h, enum dev_matmul asked, struct
             err, STK_ERR_DEVICE, 0,
             "host device: oneDNN ran no product of %d x %d x %d on %u threads: give "
             "fewer --threads",
-            PROBE_ROWS, PROBE_N, PROBE_K, h->ctx.threads);
+            (int)p->rows, (int)p->n, (int)p->k, h->ctx.threads);
+    if (p == &probe_works) h->base.caps.matmul_flops_per_s = 0; /* host_matmul_rate */
     return STK_OK;
+}
+
+static stk_status host_matmul_rate(struct dev *d, struct stk_error *err)
+{
+    struct host_dev *h = host_of(d);
+    if (exec_kind_of(d->ex) == EXEC_SIM) return STK_OK;
+    return host_measure(h, h->ctx.bf16_products ? DEV_MATMUL_BF16 : DEV_MATMUL_F32, &probe_rate, err);
 }
 
 /* In the simulation the clock stands still inside a task and a run must be a function of its seed:
@@ -109,7 +116,8 @@ static stk_status host_choose_matmul(struct host_dev *h, enum dev_matmul asked,
 {
     bool simulated = exec_kind_of(h->base.ex) == EXEC_SIM;
     if (h->plan_only) h->ctx.bf16_products = asked == DEV_MATMUL_BF16;
-    else if (!simulated || asked == DEV_MATMUL_BF16) STK_TRY(host_measure(h, asked, err));
+    else if (!simulated || asked == DEV_MATMUL_BF16)
+        STK_TRY(host_measure(h, asked, asked == DEV_MATMUL_AUTO ? &probe_choose : &probe_works, err));
     if (simulated) h->base.caps.matmul_flops_per_s = 0;
     h->base.caps.matmul = h->ctx.bf16_products ? DEV_MATMUL_BF16 : DEV_MATMUL_F32;
     return STK_OK;
@@ -294,4 +302,5 @@ const struct dev_ops host_dev_ops = {
     .mark_free = host_mark_free,
     .model_ns = host_model_time,
     .model_read = host_model_read,
+    .matmul_rate = host_matmul_rate,
 };

@@ -36,8 +36,16 @@ TEST(device_caps_and_numerics_key)
     CHECK(strstr(c.numerics, c.matmul == DEV_MATMUL_BF16 ? ";matmul=bf16;threads=1;"
                                                          : ";matmul=f32;threads=1;"));
     rig_close(&r);
+    CHECK_OK(rig_open(&r, EXEC_THREADS, discrete(4096)), &r.err); /* asked for by name: when somebody asks */
+    dev_caps_read(r.d, &c);
+    CHECK(c.matmul == DEV_MATMUL_F32 && c.matmul_flops_per_s == 0);
+    CHECK_OK(dev_matmul_rate(r.d, &r.err), &r.err);
+    dev_caps_read(r.d, &c);
+    CHECK(c.matmul == DEV_MATMUL_F32 && c.matmul_flops_per_s > 0);
+    rig_close(&r);
     CHECK_OK(rig_open(&r, EXEC_SIM, (struct dev_cfg){ .kind = DEV_SIM, .memory_bytes = 4096 }),
              &r.err);
+    CHECK(dev_matmul_rate(r.d, &r.err) == STK_OK);
     dev_caps_read(r.d, &c);
     CHECK(c.matmul == DEV_MATMUL_F32 && c.modelled_time && !c.host_in_place &&
           strcmp(c.name, "sim") == 0);
