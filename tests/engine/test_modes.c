@@ -124,23 +124,44 @@ static bool mix_run(const struct mix *m, struct outcome *o)
     return st == STK_OK;
 }
 
-/* The same without offload, update modes, threads. */
+/* The same without offload, update modes, threads. Many mixes have the same one: it is run once. */
 static bool reference(struct mix *m, struct outcome *o)
 {
-    struct mix r = *m;
-    r.clip = 0;
+    static struct { struct mix asked; double clip; struct outcome got; } known[64];
+    static uint32_t n_known;
+    const uint32_t room = sizeof known / sizeof *known;
+    struct mix r;
+    memset(&r, 0, sizeof r); /* compared byte by byte */
+    r.scene = m->scene;
     r.update = STK_UPDATE_SERIAL;
     r.params = r.opt = r.grads = STK_TIER_HOST;
     r.device = STK_DEVICE_HOST;
     r.threads = 1;
-    r.prefetch = 0;
+    r.micros = m->micros;
     r.accumulate = STK_ACCUMULATE_LAYER;
-    r.events = r.simulate = false;
-    r.nvme_buffer = 0;
+    r.dtype = m->dtype;
+    r.optimizer = m->optimizer;
+    r.tied = m->tied;
+    r.freeze = m->freeze;
     r.act = STK_ACT_KEEP;
-    if (!mix_run(&r, o) || m->scene != CLIP_ONCE) return o->hash != 0;
-    r.clip = m->clip = isfinite(o->norm_at) ? 0.98 * o->norm_at : 1e9;
-    return mix_run(&r, o);
+    for (uint32_t i = 0; i < n_known && i < room; i++)
+        if (!memcmp(&known[i].asked, &r, sizeof r)) {
+            m->clip = known[i].clip;
+            *o = known[i].got;
+            return true;
+        }
+    uint32_t at = n_known % room; /* the oldest goes */
+    memcpy(&known[at].asked, &r, sizeof r);
+    bool ok = mix_run(&r, o) && o->hash != 0;
+    if (ok && m->scene == CLIP_ONCE) {
+        r.clip = m->clip = isfinite(o->norm_at) ? 0.98 * o->norm_at : 1e9;
+        ok = mix_run(&r, o);
+    }
+    if (!ok) return false;
+    known[at].clip = m->clip;
+    known[at].got = *o;
+    n_known++;
+    return true;
 }
 
 static void describe(const struct mix *m, const struct outcome *o, const struct outcome *want)
@@ -219,7 +240,7 @@ TEST(modes_every_scene_and_placement)
 TEST(modes_random_combinations)
 {
     struct rng r;
-    uint32_t n = getenv("STK_SOAK") ? 5000 : 40, failed = 0;
+    uint32_t n = getenv("STK_SOAK") ? 5000 : (uint32_t)test_share(40), failed = 0;
     uint64_t spec = 0, undone = 0;
     rng_seed(&r, test_seed());
     for (uint32_t i = 0; i < n && failed < 5; i++) {
