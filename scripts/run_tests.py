@@ -2,6 +2,7 @@
 """Runs the tests of meson build folders and counts single tests, not programs.
 
     run_tests.py run --label gcc --build build --results FILE [--match RE] [--exclude RE] ...
+    run_tests.py programs --build build [--match RE] [--exclude RE]    what must be built for such a run, for ninja
     run_tests.py note --label clang --results FILE --failed TEXT [--log FILE]
     run_tests.py summary --results FILE
 
@@ -93,9 +94,9 @@ def judge(name, output, code, limit_s, timed_out, protocol="tap"):
     return tests
 
 
-def listed(build):
-    """Tests as meson knows them; empty when the folder is not configured."""
-    text = subprocess.run(["meson", "introspect", "--tests", build], check=True, stdout=subprocess.PIPE).stdout
+def listed(build, what="--tests"):
+    """Tests, or targets, as meson knows them; empty when the folder is not configured."""
+    text = subprocess.run(["meson", "introspect", what, build], check=True, stdout=subprocess.PIPE).stdout
     return json.loads(text)
 
 
@@ -108,15 +109,40 @@ def run_one(test, environment, limit_s, wrap):
         process = subprocess.Popen(wrap + command, env=environment, cwd=test.get("workdir") or None, stdin=subprocess.DEVNULL,
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
     except OSError as error:
-        return "cannot start: %s" % error, 127, False, 0.0
-    timed_out = False
-    try:
-        output, _ = process.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        timed_out = True
+        return "cannot start: %s" % error, 127, False, 0.0, 0.0
+    late = threading.Event()
+
+    def end():
+        late.set()
         os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-    return output.decode("utf-8", "replace"), process.returncode, timed_out, time.monotonic() - begin
+
+    timer = threading.Timer(limit_s, end)
+    timer.start()
+    with process.stdout:
+        output = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)  # with what the process and those that it waited for have used
+    timer.cancel()
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return (output.decode("utf-8", "replace"), process.returncode, late.is_set(), time.monotonic() - begin,
+            usage.ru_utime + usage.ru_stime)
+
+
+def wanted(test, args):
+    rooms = [suite.split(":")[-1] for suite in test["suite"]]
+    name = "/".join(rooms[:1] + [test["name"]])
+    if "soak" in rooms and not args.soak:
+        return False
+    if args.match and not re.search(args.match, name):
+        return False
+    return not (args.exclude and re.search(args.exclude, name))
+
+
+def command_programs(args):
+    """Ninja's names of what the tests depend on."""
+    needed = {x for test in listed(args.build) if wanted(test, args) for x in test["depends"]}
+    files = [x for target in listed(args.build, "--targets") if target["id"] in needed for x in target["filename"]]
+    print("\n".join(os.path.relpath(x, os.path.realpath(args.build)) for x in files))
+    return 0
 
 
 class Run:
@@ -129,50 +155,45 @@ class Run:
         for pair in args.env:
             key, _, value = pair.partition("=")
             self.base[key] = value
-        self.queue = [t for t in listed(args.build) if self.wanted(t)]
-        # The longest first, so that the end is not one program alone; a test without parallelism runs last and alone.
-        self.queue.sort(key=lambda t: (not t.get("is_parallel", True), -t["timeout"]))
+        self.queue = [t for t in listed(args.build) if wanted(t, args)]
+        # The longest first (priority, then the limit), so that the end is not one program alone; a test without parallelism
+        # runs last and alone.
+        self.queue.sort(key=lambda t: (not t.get("is_parallel", True), -t.get("priority", 0), -t["timeout"]))
         self.results = []
 
-    def wanted(self, test):
-        rooms = [suite.split(":")[-1] for suite in test["suite"]]
-        name = "/".join(rooms[:1] + [test["name"]])
-        if "soak" in rooms and not self.args.soak:
-            return False
-        if self.args.match and not re.search(self.args.match, name):
-            return False
-        return not (self.args.exclude and re.search(self.args.exclude, name))
-
-    def work(self):
+    def work(self, queue):
         while True:
             with self.lock:
-                if not self.queue:
+                if not queue:
                     return
-                test = self.queue.pop(0)
+                test = queue.pop(0)
             environment = dict(self.base)
             given = test.get("env") or {}
             environment.update({k: v for k, v in given.items() if k not in ("MALLOC_PERTURB_",)})
             limit_s = test["timeout"] if test["timeout"] > 0 else LIMIT_MAX_S
             limit_s = min(limit_s * self.args.timeout_multiplier, LIMIT_MAX_S if not self.args.soak else 48 * 3600)
-            output, code, timed_out, took_s = run_one(test, environment, limit_s, self.args.wrap.split())
+            output, code, timed_out, took_s, cpu_s = run_one(test, environment, limit_s, self.args.wrap.split())
             found = judge(test["name"], output, code, limit_s, timed_out, test.get("protocol", "tap"))
-            self.keep(test["name"], test["suite"][0].split(":")[-1] if test["suite"] else "", found, took_s)
+            self.keep(test["name"], test["suite"][0].split(":")[-1] if test["suite"] else "", found, took_s, cpu_s)
 
-    def keep(self, program, room, tests, took_s):
+    def keep(self, program, room, tests, took_s, cpu_s):
         count = {kind: sum(k == kind for _, k, _ in tests) for kind in ("passed", "failed", "skipped")}
         text = ", ".join("%d %s" % (n, kind) for kind, n in count.items() if n)
         with self.lock:
             self.results.append({"label": self.args.label, "program": program, "room": room, "whole": not self.args.match,
-                                 "took_s": round(took_s, 2), "tests": [
+                                 "took_s": round(took_s, 2), "cpu_s": round(cpu_s, 2), "tests": [
                 {"name": n, "kind": k, "lines": lines[-LINES_SHOWN:] if k != "passed" else []} for n, k, lines in tests]})
-            print("   %-6s %-34s %6.1f s  %s" % (self.args.label, program, took_s, text), flush=True)
+            print("   %-6s %-34s %6.1f s %6.1f cpu  %s" % (self.args.label, program, took_s, cpu_s, text), flush=True)
 
     def all(self):
+        # What mostly waits, for a drive that is held up or for a time that it was given, takes no processor from the others: one
+        # of those (suite `waits`) runs beside them.
+        together = [t for t in self.queue if t.get("is_parallel", True)]
+        waits = [t for t in together if any(suite.endswith(":waits") for suite in t["suite"])]
+        computes = [t for t in together if t not in waits]
         alone = [t for t in self.queue if not t.get("is_parallel", True)]
-        self.queue = [t for t in self.queue if t.get("is_parallel", True)]
-        for jobs, queue in ((self.args.jobs, self.queue), (1, alone)):
-            self.queue = queue
-            workers = [threading.Thread(target=self.work) for _ in range(jobs)]
+        for queues in ([computes] * self.args.jobs + [waits], [alone]):
+            workers = [threading.Thread(target=self.work, args=(queue,)) for queue in queues]
             for worker in workers:
                 worker.start()
             for worker in workers:
@@ -194,6 +215,7 @@ def command_run(args):
         return 1
     results = run.all()
     append(args.results, results)
+    print("   %-6s %-34s %15.1f cpu" % (args.label, "all %d programs" % len(results), sum(r["cpu_s"] for r in results)), flush=True)
     return int(any(t["kind"] == "failed" for r in results for t in r["tests"]))
 
 
@@ -254,17 +276,18 @@ def command_summary(args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run")
+    run, programs = commands.add_parser("run"), commands.add_parser("programs")
+    for which in (run, programs):  # the same command line for both
+        which.add_argument("--build", required=True)
+        which.add_argument("--match", default="")
+        which.add_argument("--exclude", default="")
+        which.add_argument("--env", action="append", default=[], help="NAME=VALUE")
+        which.add_argument("--wrap", default="", help="command to run each program under")
+        which.add_argument("--timeout-multiplier", type=float, default=1)
+        which.add_argument("--jobs", type=int, default=2)
+        which.add_argument("--soak", action="store_true")
     run.add_argument("--label", required=True)
-    run.add_argument("--build", required=True)
     run.add_argument("--results", required=True)
-    run.add_argument("--match", default="")
-    run.add_argument("--exclude", default="")
-    run.add_argument("--env", action="append", default=[], help="NAME=VALUE")
-    run.add_argument("--wrap", default="", help="command to run each program under")
-    run.add_argument("--timeout-multiplier", type=float, default=1)
-    run.add_argument("--jobs", type=int, default=2)
-    run.add_argument("--soak", action="store_true")
     note = commands.add_parser("note")
     note.add_argument("--label", required=True)
     note.add_argument("--results", required=True)
@@ -273,7 +296,7 @@ def main():
     summary = commands.add_parser("summary")
     summary.add_argument("--results", required=True)
     args = parser.parse_args()
-    return {"run": command_run, "note": command_note, "summary": command_summary}[args.command](args)
+    return {"run": command_run, "programs": command_programs, "note": command_note, "summary": command_summary}[args.command](args)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,17 @@ static inline uint64_t test_seed(void)
     return s ? strtoull(s, NULL, 0) : 20261130u;
 }
 
+/* STK_BRIEF=1: another part of `./dev test` compares the numbers of all seeds; this one, built by
+ * another compiler or for a sanitizer, needs every branch once more, not every seed. */
+static inline int test_brief(void)
+{
+    const char *s = getenv("STK_BRIEF");
+    return s && s[0] == '1';
+}
+
+/* Of n seeds: all, or a quarter in a brief part. */
+static inline uint64_t test_share(uint64_t n) { return test_brief() ? (n + 3) / 4 : n; }
+
 /* The running program, absolute: a line that replays something can be copied from any folder. */
 static inline const char *test_program(void)
 {

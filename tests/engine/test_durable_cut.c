@@ -8,7 +8,7 @@
  * uninterrupted run at the same step. And the same after storage faults, which may end in a clean
  * error. A failing seed prints a line that runs it alone:
  *     STK_SEED=17 build/tests/engine/engine_test_durable_cut one
- * STK_SOAK=1: 20,000 seeds. Linked with --wrap=sim_write and --wrap=sim_flush. */
+ * STK_SOAK=1: 20,000 seeds; STK_BRIEF=1: a quarter. Linked with --wrap=sim_write and --wrap=sim_flush. */
 #include "tests/engine/durable_world.h"
 #include "base/sys.h"
 #include "nvme/io_sim_disk.h"
@@ -288,7 +288,7 @@ static bool prepare(void)
 
 TEST(durable_power_cut_at_a_seeded_moment)
 {
-    uint64_t n = getenv("STK_SOAK") ? 20000 : 1000, counts[CUT_STEPS + 1] = { 0 };
+    uint64_t n = getenv("STK_SOAK") ? 20000 : test_share(1000), counts[CUT_STEPS + 1] = { 0 };
     uint32_t failed = 0;
     REQUIRE(prepare());
     for (uint64_t k = 0; k < n && failed < 5; k++) failed += !cut_one(test_seed() + k, counts);
@@ -301,7 +301,7 @@ TEST(durable_power_cut_at_a_seeded_moment)
 
 TEST(durable_after_storage_faults)
 {
-    uint64_t n = getenv("STK_SOAK") ? 5000 : 250;
+    uint64_t n = getenv("STK_SOAK") ? 5000 : test_share(250);
     uint32_t errors = 0, refused = 0, right = 0, failed = 0;
     REQUIRE(prepare());
     for (uint64_t k = 0; k < n && failed < 5; k++)
