@@ -162,7 +162,7 @@ class Stoker:
                  "--steps", steps, "--batch", case.windows, "--lr", about["lr"] if lr is None else lr, "--schedule",
                  "constant", "--weight-decay", about["weight_decay"], "--beta1", about["beta1"],
                  "--beta2", about["beta2"], "--eps", about["eps"], "--clip", about["clip"], "--log",
-                 log, "--progress", "none", *more)
+                 log, "--progress", "none", "--predict", "off", *more)
         with open(log, encoding="utf-8") as f:
             return [json.loads(line) for line in f], out
 

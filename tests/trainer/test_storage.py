@@ -56,7 +56,7 @@ def storage_line(out):
 
 def test_nvm_05_three_runs_one_killed_leave_nothing(p):
     nvme = folder(p, "swap05")
-    p.train("first", "--steps", STEPS, "--nvme", nvme, *SWAP)
+    p.train("first", "--steps", STEPS, "--nvme", nvme, *SWAP, "--predict", "auto")
     assert os.listdir(nvme) == [] and weights(p, "first") == reference(p)
     child = subprocess.Popen(arguments(p, "killed", nvme, "--log", p.at("killed.jsonl"), steps=1000000), stdout=subprocess.DEVNULL)
     wait_for_step(p.at("killed.jsonl"), 2, child)
