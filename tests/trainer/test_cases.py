@@ -58,7 +58,7 @@ def test_ckp_20_export_streams(p):
     model = make_model(p.root, "ckp20-model", hidden_size=512, intermediate_size=1536,
                        num_hidden_layers=12, num_attention_heads=8, num_key_value_heads=8)
     p.train("ckp20", "--steps", "1", "--save-final-state", model=model,
-            small=["--seq", "8", "--batch", "1", "--micro-batch", "1", "--progress", "none"])
+            small=["--seq", "8", "--batch", "1", "--micro-batch", "1", "--progress", "none", "--predict", "off"])
     folder = p.at("ckp20", "checkpoints", "step-00000001")
     size = sum(os.path.getsize(os.path.join(folder, f)) for f in os.listdir(folder))
     peak = peak_bytes("export", "--checkpoint", folder, "--out", p.at("ckp20-out"))
@@ -187,8 +187,8 @@ def test_mem_13_what_is_measured_at_the_start_stays_within_the_plan(p):
     run("init", "--config", os.path.join(ROOT, "examples", "demo", "config.json"), "--out", p.at("mem13"))
     nvme = p.at("mem13-nvme")
     os.mkdir(nvme)
-    out, _ = p.train("mem13-out", "--steps", "2", "--nvme", nvme, "--params", "nvme", "--optimizer-state", "nvme", "--log", p.at("mem13.jsonl"),
-                     model=p.at("mem13"))
+    out, _ = p.train("mem13-out", "--steps", "2", "--nvme", nvme, "--params", "nvme", "--optimizer-state", "nvme", "--predict", "auto",
+                     "--log", p.at("mem13.jsonl"), model=p.at("mem13"))
     planned = re.search(r"^  peak memory +([0-9.]+) (MiB|GiB) +([0-9.]+) (MiB|GiB)", out, re.M)
     assert planned and planned.group(2) == planned.group(4), out
     assert float(planned.group(3)) <= 1.05 * float(planned.group(1)), planned.group(0)

@@ -272,12 +272,12 @@ def test_a_newer_checkpoint_over_the_durable_store(p):
     for i, more in enumerate([[], ["--durable", "4"]]):
         name = "over%d" % i
         nvme = folders(p, "nvme-" + name)
-        child = start(p, name, "--steps", 1000000, *nvme, "--durable", 1000, "--checkpoint-every", "1005", "--log", p.at(name + ".jsonl"))
-        newest = p.at(name, "checkpoints", "step-00001005", "manifest.json")
+        child = start(p, name, "--steps", 1000000, *nvme, "--durable", 400, "--checkpoint-every", "405", "--log", p.at(name + ".jsonl"))
+        newest = p.at(name, "checkpoints", "step-00000405", "manifest.json")
         assert kill_when(child, p.at(name + ".jsonl"), lambda x: os.path.exists(newest)), read(p.at(name + ".out"))
-        steps = 1008
+        steps = 408
         out, _ = p.train(name, "--steps", steps, *FIXED, *nvme, "--resume", *more)
-        assert "step-00001005" in out and "the durable step is older (1000)" in out, out
+        assert "step-00000405" in out and "the durable step is older (400)" in out, out
         assert weights(p, name) == reference(p, steps)
         assert not left_in(p.at("nvme-" + name)) and not os.path.exists(p.at(name, "run.json"))
 
