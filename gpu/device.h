@@ -76,8 +76,8 @@ struct dev_caps {
     uint64_t memory_bytes;      /* capacity of the device's own memory, UINT64_MAX: the host's */
     uint32_t align_bytes;       /* of buffers: 64 on the host, 256 elsewhere */
     enum dev_matmul matmul;     /* what was chosen: F32 or BF16 */
-    double matmul_flops_per_s;  /* of the chosen arithmetic: measured at open if that was to be chosen
-                                 * (auto), else 0 before dev_matmul_rate */
+    double matmul_flops_per_s;  /* of the chosen arithmetic: measured at open where it had to be
+                                 * chosen (auto), else 0 before dev_matmul_rate */
     uint32_t compute_threads;
     uint64_t library_bytes; /* host memory that the device's libraries take by themselves while
                              * operations run, beyond scratch; an estimate from the shapes seen in
@@ -89,8 +89,8 @@ struct dev_caps {
 stk_status dev_open(const struct dev_cfg *cfg, struct dev **out, struct stk_error *err);
 void dev_close(struct dev *d); /* streams must be closed; NULL allowed */
 void dev_caps_read(const struct dev *d, struct dev_caps *out);
-/* Measures caps.matmul_flops_per_s where it is 0 (a tenth of a second; nothing where time is modelled). Application's
- * thread, no work queued. STK_ERR_NOMEM, STK_ERR_DEVICE: it stays 0. */
+/* Measures caps.matmul_flops_per_s where it is 0 (a tenth of a second; nothing where time is
+ * modelled). Application's thread, no work queued. STK_ERR_NOMEM, STK_ERR_DEVICE: it stays 0. */
 stk_status dev_matmul_rate(struct dev *d, struct stk_error *err);
 
 /* The device's one arena: reserved once (the engine carves it). DEV_HOST in place: ordinary

@@ -118,8 +118,8 @@ _Static_assert(sizeof(struct dev_cmd) <= 256, "a queue's slot is bounded");
 
 const char *dev_cmd_name(enum dev_cmd_kind kind);
 
-/* All entries but the last three are required. Thread and blocking as the public call of the same name in gpu/device.h
- * says. */
+/* All entries but the last three are required. Thread and blocking as the public call of the same
+ * name in gpu/device.h says. */
 struct dev_ops {
     uint32_t version; /* DEV_OPS_VERSION the backend was written for */
     const char *name;

@@ -106,7 +106,8 @@ static stk_status host_matmul_rate(struct dev *d, struct stk_error *err)
 {
     struct host_dev *h = host_of(d);
     if (exec_kind_of(d->ex) == EXEC_SIM) return STK_OK;
-    return host_measure(h, h->ctx.bf16_products ? DEV_MATMUL_BF16 : DEV_MATMUL_F32, &probe_rate, err);
+    enum dev_matmul chosen = h->ctx.bf16_products ? DEV_MATMUL_BF16 : DEV_MATMUL_F32;
+    return host_measure(h, chosen, &probe_rate, err);
 }
 
 /* In the simulation the clock stands still inside a task and a run must be a function of its seed:
@@ -117,7 +118,8 @@ static stk_status host_choose_matmul(struct host_dev *h, enum dev_matmul asked,
     bool simulated = exec_kind_of(h->base.ex) == EXEC_SIM;
     if (h->plan_only) h->ctx.bf16_products = asked == DEV_MATMUL_BF16;
     else if (!simulated || asked == DEV_MATMUL_BF16)
-        STK_TRY(host_measure(h, asked, asked == DEV_MATMUL_AUTO ? &probe_choose : &probe_works, err));
+        STK_TRY(host_measure(h, asked, asked == DEV_MATMUL_AUTO ? &probe_choose : &probe_works,
+                             err));
     if (simulated) h->base.caps.matmul_flops_per_s = 0;
     h->base.caps.matmul = h->ctx.bf16_products ? DEV_MATMUL_BF16 : DEV_MATMUL_F32;
     return STK_OK;

@@ -8,7 +8,8 @@
  * uninterrupted run at the same step. And the same after storage faults, which may end in a clean
  * error. A failing seed prints a line that runs it alone:
  *     STK_SEED=17 build/tests/engine/engine_test_durable_cut one
- * STK_SOAK=1: 20,000 seeds; STK_BRIEF=1: a quarter. Linked with --wrap=sim_write and --wrap=sim_flush. */
+ * STK_SOAK=1: 20,000 seeds; STK_BRIEF=1: a quarter. Linked with --wrap=sim_write and
+ * --wrap=sim_flush. */
 #include "tests/engine/durable_world.h"
 #include "base/sys.h"
 #include "nvme/io_sim_disk.h"

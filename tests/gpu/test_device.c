@@ -36,7 +36,8 @@ TEST(device_caps_and_numerics_key)
     CHECK(strstr(c.numerics, c.matmul == DEV_MATMUL_BF16 ? ";matmul=bf16;threads=1;"
                                                          : ";matmul=f32;threads=1;"));
     rig_close(&r);
-    CHECK_OK(rig_open(&r, EXEC_THREADS, discrete(4096)), &r.err); /* asked for by name: when somebody asks */
+    CHECK_OK(rig_open(&r, EXEC_THREADS, discrete(4096)), &r.err);
+    /* an arithmetic that was named is measured when somebody asks */
     dev_caps_read(r.d, &c);
     CHECK(c.matmul == DEV_MATMUL_F32 && c.matmul_flops_per_s == 0);
     CHECK_OK(dev_matmul_rate(r.d, &r.err), &r.err);
