@@ -38,7 +38,8 @@ TEST(acts_bytes_on_nvme_are_counted)
             struct toy t;
             stk_step_stats s = { 0 };
             stk_drive drive;
-            uint64_t hash, n = (uint64_t)MICROS * (2 * (LAYERS - keep) + !keep), all = n * ACT_BYTES;
+            uint64_t n = (uint64_t)MICROS * (2 * (LAYERS - keep) + !keep), all = n * ACT_BYTES;
+            uint64_t hash = 0;
             acts_toy(&t, d ? STK_DEVICE_HOST_DISCRETE : STK_DEVICE_HOST);
             t.cfg.nvme[0] = world_dir("acts");
             t.cfg.activations = STK_ACT_NVME;
@@ -83,7 +84,7 @@ static uint32_t kept(const stk_engine *e)
 
 TEST(acts_auto_keeps_the_last_blocks_that_fit)
 {
-    uint64_t device[2] = { 0 }, want = 0, hash;
+    uint64_t device[2] = { 0 }, want = 0, hash = 0;
     uint32_t before = 0, between = 0;
     for (int i = 0; i < 2; i++) { /* what recomputing all, and keeping all, takes */
         struct toy t;
@@ -184,7 +185,7 @@ TEST(acts_refusals)
  * folder is asked for, none that is given is used. */
 TEST(acts_host_in_a_mix_is_kept_in_place)
 {
-    uint64_t want = 0, hash;
+    uint64_t want = 0, hash = 0;
     for (int i = 0; i < 3; i++) {
         struct toy t;
         acts_toy(&t, STK_DEVICE_HOST);
