@@ -235,7 +235,7 @@ TEST(acts_beside_durable_steps)
 {
     struct toy t;
     char *client = NULL;
-    uint64_t want, hash;
+    uint64_t want, hash = 0;
     for (int i = 0; i < 4; i++) {
         toy_init(&t, LAYERS, MICROS);
         t.cfg.update = i % 2 ? STK_UPDATE_CHASE : STK_UPDATE_SPECULATE;
