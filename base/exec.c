@@ -202,6 +202,22 @@ stk_status exec_event_wait(struct exec_event *ev, uint64_t deadline_ns, struct s
     return ev->ex->ops->event_wait(ev, deadline_ns, err);
 }
 
+stk_status exec_event_wait_running(struct exec_event *ev, uint64_t limit_ns, struct stk_error *err)
+{
+    const uint64_t whole_ns = limit_ns / 64 + 1; /* at most so much of a stop is counted */
+    stk_status status = STK_OK;
+    for (uint64_t left_ns = limit_ns;;) {
+        uint64_t part_ns = left_ns < whole_ns ? left_ns : whole_ns;
+        uint64_t deadline_ns = exec_now_ns(ev->ex) + part_ns;
+        struct stk_error why = { 0 };
+        status = exec_event_wait(ev, deadline_ns, &why);
+        left_ns -= part_ns;
+        /* before its time: nothing can happen any more */
+        if (status != STK_OK && left_ns > 0 && exec_now_ns(ev->ex) >= deadline_ns) continue;
+        return status == STK_OK ? status : stk_error_forward(err, &why);
+    }
+}
+
 stk_status exec_source_add(struct exec *ex, const char *name, struct exec_source *src,
                            struct stk_error *err)
 {

@@ -126,6 +126,11 @@ bool exec_event_is_set(const struct exec_event *ev);
  * and no source is left, returns STK_ERR_STALLED at once with the names of the lanes: a lost
  * completion is found, not waited for. */
 stk_status exec_event_wait(struct exec_event *ev, uint64_t deadline_ns, struct stk_error *err);
+/* The same with a limit of time in which this process ran: while it is stopped (SIGSTOP, a debugger, a
+ * frozen cgroup, a machine that sleeps) the clock may go on and nothing else does, so that time is not
+ * held against what is waited for. Looks at the clock in parts of the limit, and of no part counts more
+ * than its length. */
+stk_status exec_event_wait_running(struct exec_event *ev, uint64_t limit_ns, struct stk_error *err);
 
 /* --- teams ------------------------------------------------------------------------------------ */
 

@@ -204,7 +204,7 @@ def compare_deepspeed(args, folder):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--dir", required=True)
+    p.add_argument("--dir")
     p.add_argument("--what", default="fio,store,deepspeed")
     p.add_argument("--stoker", default="build/stoker")
     p.add_argument("--store-pairs", default="build/bench/store_pairs")
@@ -222,8 +222,21 @@ def main():
     compare = {"fio": compare_fio, "store": compare_store, "deepspeed": compare_deepspeed}
     for what in args.what.split(","):
         if what not in compare:
-            p.error("--what %s: there are %s" % (what, ", ".join(compare)))
-    folder = tempfile.mkdtemp(prefix="nvme-pairs-", dir=args.dir)
+            sys.exit("--what %s: there are %s" % (what, ", ".join(compare)))
+    if not args.dir:
+        sys.exit("--dir DIR is needed: a folder on the drive to be measured (--help has the rest)")
+    needed = {"--stoker": args.stoker} if {"fio", "deepspeed"} & set(args.what.split(",")) else {}
+    if "deepspeed" in args.what.split(",") and args.python:
+        needed["--python"] = args.python
+    if "store" in args.what.split(","):
+        needed["--store-pairs"] = args.store_pairs
+    for option, program in needed.items():
+        if not shutil.which(program):
+            sys.exit("%s %s: is no program that can be run; build it (`ninja -C build`), or name it" % (option, program))
+    try:
+        folder = tempfile.mkdtemp(prefix="nvme-pairs-", dir=args.dir)
+    except OSError as e:
+        sys.exit("--dir %s: no folder can be made there (%s); name a folder on the drive to be measured" % (args.dir, e.strerror))
     try:
         good = all([compare[what](args, folder) for what in args.what.split(",")])
     finally:

@@ -110,8 +110,11 @@ stk_status durable_report(stk_engine *e)
                                 : "that of step %llu stays",
                  (unsigned long long)old);
     return stk_error_set(&e->err, STK_ERR_IO, d->error.os_errno,
-                         "the durable step %llu failed (%s): %s; training may go on",
-                         (unsigned long long)d->commit.step, had, d->error.text);
+                         "the durable step %llu failed (%s): %s; %s",
+                         (unsigned long long)d->commit.step, had, d->error.text,
+                         d->commit.doubt ? "its table could not be taken back either, so the next "
+                                           "write to NVMe may be refused: check the drive"
+                                         : "training may go on");
 }
 
 /* [waits] Until no request is under way. */
@@ -121,7 +124,7 @@ static stk_status settle(stk_engine *e)
     if (atomic_load(&d->phase) == ARMED) STK_TRY(stk_flush(e));
     uint64_t stall = e->cfg.stall_ns ? e->cfg.stall_ns : 120ull * 1000000000u;
     struct stk_error err = { 0 };
-    stk_status st = exec_event_wait(&d->event, exec_now_ns(e->ex) + stall, &err);
+    stk_status st = exec_event_wait_running(&d->event, stall, &err);
     if (st == STK_OK) return STK_OK;
     e->state = ENG_FAILED;
     struct stk_error oldest = { 0 }; /* which transfer it is that does not end: file and place */

@@ -136,6 +136,7 @@ struct eng_nvme_stats {
     uint64_t last_write_ns;         /* when the last write ended */
     uint64_t busy_since_ns, busy_ns;
     uint64_t drive_ns;              /* of io's clock of being busy, at the step's begin */
+    uint64_t full_ns, full_bytes;   /* of io's, likewise */
 };
 
 /* engine/durable.c. `phase` is the meeting place: armed by the application's thread, taken by the

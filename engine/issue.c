@@ -399,7 +399,7 @@ static void update_done(void *arg)
     const struct plan_node *n = node_of(e, op->node);
     struct stk_chunk *c = &e->layout->chunks[n->chunk];
     c->version = e->update_version;
-    if (!n->spec) c->grad_at = NULL; /* its slot is another chunk's next */
+    c->grad_at = NULL; /* its slot is another chunk's next */
     if (e->spec) spec_updated(e, n);
     if (n->kind == PLAN_UPDATE && update_splits(e, n->chunk)) {
         uint8_t *made = e->second[n->chunk];

@@ -18,7 +18,10 @@ static struct io_stats io_counts(const stk_engine *e)
 void nvme_stats_reset(stk_engine *e)
 {
     memset(&e->nvme_stats, 0, sizeof e->nvme_stats);
-    e->nvme_stats.drive_ns = io_counts(e).busy_ns;
+    const struct io_stats io = io_counts(e);
+    e->nvme_stats.drive_ns = io.busy_ns;
+    e->nvme_stats.full_ns = io.full_ns;
+    e->nvme_stats.full_bytes = io.full_bytes;
 }
 
 void nvme_stats_begin(stk_engine *e, bool read)
@@ -52,6 +55,8 @@ void nvme_stats_fill(const stk_engine *e, stk_step_stats *out)
     const struct io_stats io = io_counts(e);
     out->nvme_busy_ns = s->busy_ns;
     out->nvme_drive_ns = io.busy_ns - s->drive_ns;
+    out->nvme_full_ns = io.full_ns - s->full_ns;
+    out->nvme_full_bytes = io.full_bytes - s->full_bytes;
     out->nvme_short = io.short_transfers;
     out->nvme_retries = io.retries;
     out->nvme_read_p99_ns = measure_percentile(&s->reads, 0.99);

@@ -440,7 +440,7 @@ static bool hand_out(struct predicted *r)
            busy = r->w->busy_ns[PREDICT_COMPUTE] - r->busy_at_ask_ns;
     uint8_t cause = plan_visit_waits(r->p, node, r->end_ns, r->asked_ns, r->cause);
     r->exposed_ns[cause_of(cause)] += waited > busy ? waited - busy : 0;
-    r->cause = PLAN_JOIN;
+    r->cause = PLAN_VISIT;
     r->asked_ns = r->w->now_ns;
     r->busy_at_ask_ns = r->w->busy_ns[PREDICT_COMPUTE];
     r->state[node] = RUN_ISSUED;
@@ -527,7 +527,7 @@ static void count_deps(struct predicted *r)
 static stk_status run(struct predicted *r, struct stk_error *err)
 {
     r->last_node = PLAN_NO;
-    r->cause = PLAN_JOIN;
+    r->cause = PLAN_VISIT;
     count_deps(r);
     spec_begin(r);
     pump(r);

@@ -377,7 +377,7 @@ stk_status run_wait(stk_engine *e, struct exec_event *ev)
         struct stk_error err = { 0 };
         /* the run may have failed before the caller reset the event, and sets it no more */
         stk_status st = STK_OK;
-        if (!atomic_load(&e->failed)) st = exec_event_wait(ev, deadline, &err);
+        if (!atomic_load(&e->failed)) st = exec_event_wait_running(ev, stall_ns, &err);
         if (atomic_load(&e->failed)) {
             e->state = ENG_FAILED;
             return stk_error_forward(&e->err, &e->fail);

@@ -467,7 +467,7 @@ static stk_status wait_event(stk_engine *e)
     for (;;) {
         uint64_t seen = atomic_load(&e->progress);
         struct stk_error err = { 0 };
-        stk_status st = exec_event_wait(&e->save.event, exec_now_ns(e->ex) + stall_ns, &err);
+        stk_status st = exec_event_wait_running(&e->save.event, stall_ns, &err);
         if (st == STK_OK) return STK_OK;
         if (atomic_load(&e->progress) != seen || atomic_load(&e->save.working)) continue;
         e->state = ENG_FAILED;

@@ -100,7 +100,7 @@ static stk_status transfer(stk_engine *e, const struct stk_chunk *c, uint32_t mo
     exec_post(e->lane, &s->task);
     uint64_t stall = e->cfg.stall_ns ? e->cfg.stall_ns : 120ull * 1000000000u;
     struct stk_error err = { 0 };
-    stk_status st = exec_event_wait(&s->event, exec_now_ns(e->ex) + stall, &err);
+    stk_status st = exec_event_wait_running(&s->event, stall, &err);
     if (st != STK_OK)
         stk_error_set(&e->err, st, 0, "%s of block %s, chunk %u: the transfer does not end: %s",
                       put ? "writing" : "reading", e->layout->blocks[c->block].name, c->id,

@@ -106,7 +106,7 @@ stk_status step_wait_visit(stk_engine *e, uint32_t index)
     uint64_t t0 = exec_now_ns(e->ex), busy0 = dev_stream_busy_ns(e->compute);
     exec_event_reset(&e->visit_event);
     atomic_store(&e->asked_ns, t0);
-    e->visit_cause = PLAN_JOIN;
+    e->visit_cause = PLAN_VISIT; /* unless a cause is found: nobody's, as what the client takes */
     atomic_store(&e->stuck, false);
     atomic_store(&e->want, index + 1);
     exec_post(e->lane, &e->pump_task);

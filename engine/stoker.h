@@ -401,6 +401,9 @@ typedef struct stk_step_stats {
     /* [0] with no write beside them, [1] the others; 0: none */
     uint64_t nvme_demand_p99_ns[2]; /* latency of those reads that a visit or the update waits for */
     uint64_t nvme_drive_p99_ns[2];  /* time of reads at the drive alone */
+    uint64_t nvme_full_ns, nvme_full_bytes; /* time with more asked of a drive than is given to it at
+                                     * once, over all drives, and what arrived in it: their ratio is a
+                                     * drive's own rate in this run. Counted when that ends */
 } stk_step_stats;
 
 stk_status stk_step_begin(stk_engine *e, const stk_step *s);

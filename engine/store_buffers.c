@@ -250,7 +250,7 @@ stk_status swap_wait(stk_store *s, const char *call, uint32_t item)
     /* Wait, then reset, then look: what is finished after the look sets the event again, so the
      * next wait ends at once. */
     uint64_t begun = exec_now_ns(s->ex);
-    stk_status st = exec_event_wait(&s->progress, begun + SWAP_STALL_NS, NULL);
+    stk_status st = exec_event_wait_running(&s->progress, SWAP_STALL_NS, NULL);
     exec_event_reset(&s->progress);
     uint32_t n = swap_harvest(s);
     uint64_t waited = exec_now_ns(s->ex) - begun;

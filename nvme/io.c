@@ -182,19 +182,26 @@ static struct io_req *choose(const struct io *io, const struct io_drive *d)
     return r < IO_CLASS_N ? d->waiting[r][0].head : NULL;
 }
 
+static void note_full(struct io *io, struct io_drive *d, bool full)
+{
+    if (full == d->full) return;
+    uint64_t now_ns = exec_now_ns(io->cfg.ex);
+    if (full) d->full_since_ns = now_ns;
+    else count_add(&io->count.full_ns, now_ns - d->full_since_ns);
+    d->full = full;
+}
+
 static void issue_all(struct io *io)
 {
     if (io->closing) return;
     for (uint32_t i = 0; i < IO_DRIVES_MAX; i++) {
         struct io_drive *d = &io->drives[i];
         if (!d->open) continue;
-        while (d->free_parts) {
-            struct io_req *req = choose(io, d);
-            if (!req || !fits(d->bytes_in_flight[0] + d->bytes_in_flight[1], req,
-                              io->cfg.depth_bytes))
-                break;
+        struct io_req *req;
+        while ((req = choose(io, d)) && d->free_parts &&
+               fits(d->bytes_in_flight[0] + d->bytes_in_flight[1], req, io->cfg.depth_bytes))
             issue_one(io, d, req);
-        }
+        note_full(io, d, req != NULL);
         if (d->kick) {
             d->kick = false;
             d->backend->kick(io, d);
@@ -243,6 +250,7 @@ static void part_result(struct io *io, struct io_part *p)
         return;
     } else if (p->op == IO_FLUSH || (uint64_t)result == p->size_bytes) {
         req->moved_bytes += p->size_bytes;
+        if (p->drive->full) count_add(&io->count.full_bytes, p->size_bytes);
         part_free(io, p, STK_OK, 0);
         return;
     } else {
@@ -255,6 +263,7 @@ static void part_result(struct io *io, struct io_part *p)
     }
     p->fruitless = progress ? 0 : p->fruitless + 1;
     req->moved_bytes += progress;
+    if (p->drive->full) count_add(&io->count.full_bytes, progress);
     /* a part of a stopped request, or of a stopped io, is not tried again */
     if (req->status != STK_OK || io->closing || p->fruitless >= IO_FRUITLESS_MAX) {
         part_free(io, p, STK_ERR_IO, result < 0 ? (int)-result : 0);
@@ -457,6 +466,8 @@ void io_stats_read(const struct io *io, struct io_stats *out)
     READ(cancelled);
     READ(errors);
     READ(busy_ns);
+    READ(full_ns);
+    READ(full_bytes);
     READ(in_flight_max);
 #undef READ
 }

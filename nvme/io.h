@@ -99,6 +99,10 @@ struct io_stats { /* since io_open; any thread may copy it between steps */
     uint64_t read_bytes, write_bytes, reads, writes, flushes;
     uint64_t short_transfers, retries, cancelled, errors;
     uint64_t busy_ns;        /* time with at least one request in flight */
+    /* Over all drives: time in which a drive had as much in flight as it may have and more waited for
+     * it, counted when that ends, and bytes that arrived meanwhile: their ratio is a drive's own rate,
+     * by whatever mix of reads and writes it was asked for */
+    uint64_t full_ns, full_bytes;
     uint64_t in_flight_max;
 };
 

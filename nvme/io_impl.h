@@ -70,6 +70,8 @@ struct io_drive {
     uint32_t reads_recent;   /* write parts to go until the last read is forgotten */
     struct io_queue waiting[IO_CLASS_N][2]; /* reads; writes and flushes */
     bool kick;               /* parts were started since the last kick */
+    bool full;               /* since full_since_ns: something waits for a place */
+    uint64_t full_since_ns;
     void *impl;              /* backend's */
 };
 
@@ -103,6 +105,7 @@ extern const struct io_backend io_backend_uring, io_backend_posix, io_backend_si
 struct io_counters { /* written by the lane, readable anywhere */
     _Atomic uint64_t read_bytes, write_bytes, reads, writes, flushes;
     _Atomic uint64_t short_transfers, retries, cancelled, errors, busy_ns, in_flight_max;
+    _Atomic uint64_t full_ns, full_bytes;
 };
 
 struct io {

@@ -325,17 +325,17 @@ stk_status measure_run_wait(struct measure_run *r, struct stk_error *err)
     exec_event_init(r->ex, &r->ended);
     exec_task_init(&r->begin, measure_lane_begin, r);
     exec_post(r->lane, &r->begin);
-    uint64_t seen = 0, since_ns = exec_now_ns(r->ex);
+    uint64_t seen = 0, idle_ns = 0; /* looks without progress: a process that was stopped did not look */
     for (;;) {
         uint64_t look_ns = exec_now_ns(r->ex) + LOOK_NS;
         stk_status status = exec_event_wait(&r->ended, look_ns, NULL);
         if (status == STK_OK) break;
         uint64_t now = exec_now_ns(r->ex),
                  progress = atomic_load_explicit(&r->progress, memory_order_relaxed);
-        if (progress != seen) since_ns = now;
+        idle_ns = progress != seen ? 0 : idle_ns + LOOK_NS;
         seen = progress;
         /* the simulation knows at once that nothing can happen any more */
-        if (now < look_ns || now - since_ns > MEASURE_STALL_NS) return stalled(r, err);
+        if (now < look_ns || idle_ns > MEASURE_STALL_NS) return stalled(r, err);
     }
     STK_TRY(io_drain(r->io, UINT64_MAX, err)); /* the last `done` has returned */
     if (r->status != STK_OK) return stk_error_forward(err, &r->error);

@@ -436,17 +436,24 @@ static void put_go(struct store *s, struct store_op *op, uint32_t slot)
     else op_transfer(op, IO_WRITE, put_written);
 }
 
+/* Where a table in doubt holds the slots, the drive failed then: that is what the caller hears. */
 static void put_stuck(struct store *s, struct store_op *op)
 {
     const struct store_extent *e = &s->extents[op->extent];
-    op->status = stk_error_set(&op->error, STK_ERR_STATE, 0,
-                               op->keep ? "extent %u (%.400s): no slot is free beside the version that "
-                                          "must be kept and those of durable tables; reserve room "
-                                          "for one more version"
-                                        : "extent %u (%.400s): no version may be overwritten, because "
-                                          "the table of a commit that failed could not be taken "
-                                          "back; check the drive and resume from the durable step",
-                               op->extent, file_of(s, e));
+    const struct stk_error *why = &s->in_doubt;
+    char place[512];
+    where(op, place, sizeof place);
+    if (e->doubt)
+        op->status = stk_error_set(&op->error, why->code, why->os_errno,
+                                   "%s: no version may be overwritten, because a commit failed and "
+                                   "its table could not be taken back: %s; check the drive and "
+                                   "resume",
+                                   place, why->text);
+    else
+        op->status = stk_error_set(&op->error, STK_ERR_STATE, 0,
+                                   "%s: no slot is free beside the version that must be kept and "
+                                   "those of durable tables; reserve room for one more version",
+                                   place);
     op_post(op, s->lane, op_finish);
 }
 

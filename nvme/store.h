@@ -24,7 +24,8 @@
  * one that does not hold the newest version if there is one, else over that. If every slot is
  * protected, which a commit in flight brings about, the put waits for its end inside the store. (A
  * commit whose table could be neither finished nor taken back leaves its slots protected, too: puts
- * that find no slot then fail until a later commit succeeds; with room 3 there is always one.)
+ * that find no slot then fail, with the class and the cause of that commit's failure, until a later
+ * commit succeeds; with room 3 there is always one.)
  *   room 1: nothing durable. room 2: one durable step and the newest. room 3: a commit may be in
  *   flight while the next step writes.
  *
@@ -129,6 +130,8 @@ struct store_commit {
                              * flush */
     bool lost;              /* the paths do not lead to the store's files any more (removed, moved,
                              * replaced, not permitted): no durable step of it can be found */
+    bool doubt;             /* the failed table could not be taken back: what it refers to is not
+                             * overwritten until a later commit counts, and with room 2 puts fail */
     uint64_t submit_ns, done_ns;
     /* private */
     struct io_req req[STORE_PATHS_MAX];

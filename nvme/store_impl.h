@@ -87,6 +87,7 @@ struct store {
     uint8_t *buffer;           /* the table being committed */
     uint32_t half;             /* the next table goes there */
     struct store_commit *commit;
+    struct stk_error in_doubt; /* why the table of a commit is in doubt; STK_OK: none is */
     uint32_t puts_open;        /* puts outside volatile classes */
     struct store_op *wait_head, *wait_tail; /* puts that wait for the commit */
     /* shared */

@@ -205,12 +205,16 @@ static void phase_failed(struct store_commit *c, uint32_t path, stk_status statu
                          const char *reason)
 {
     const struct store_path *p = &c->store->paths[path];
+    const struct io_req *req = &c->req[path];
     const char *file = c->phase == PHASE_DATA ? p->file : p->table;
+    char at[32] = ""; /* a flush is of the whole file */
     c->failed = true;
     if (c->status != STK_OK) return; /* the first one wins */
+    if (req->op == IO_WRITE)
+        snprintf(at, sizeof at, " at byte %llu", (unsigned long long)req->offset_bytes);
     c->status = stk_error_set(
         &c->error, os_errno == ENOSPC ? STK_ERR_NOSPACE : status, os_errno,
-        "%.400s: %s for step %llu failed: %s; the durable step before still counts", file,
+        "%.400s%s: %s for step %llu failed: %s; the durable step before still counts", file, at,
         phase_doing[c->phase], (unsigned long long)c->step,
         os_errno ? strerror(os_errno) : reason);
 }
@@ -280,6 +284,7 @@ static void commit_counts(struct store *s, const struct store_commit *c)
         e->committing = STORE_ROOM_MAX;
         e->doubt = 0;
     }
+    stk_error_clear(&s->in_doubt);
     s->durable = true;
     s->durable_step = c->step;
     s->half ^= 1;
@@ -287,8 +292,11 @@ static void commit_counts(struct store *s, const struct store_commit *c)
 }
 
 /* `tables_gone`: no failed table can be whole in the half any more. `written`: this one may be. */
-static void commit_failed(struct store *s, bool tables_gone, bool written)
+static void commit_failed(struct store *s, struct store_commit *c, bool tables_gone, bool written)
 {
+    if (tables_gone) stk_error_clear(&s->in_doubt);
+    else if (written) s->in_doubt = c->error;
+    c->doubt = s->in_doubt.code != STK_OK;
     for (uint32_t i = 0; i < s->n_extents; i++) {
         struct store_extent *e = &s->extents[i];
         if (tables_gone) e->doubt = 0;
@@ -319,11 +327,11 @@ static void commit_advance(void *arg)
             phase_begin(c, PHASE_TABLE);
             return;
         }
-        commit_failed(s, false, false);
+        commit_failed(s, c, false, false);
         break;
     case PHASE_TABLE:
     case PHASE_BLANK:
-        if (c->phase == PHASE_BLANK && c->failed) commit_failed(s, false, true);
+        if (c->phase == PHASE_BLANK && c->failed) commit_failed(s, c, false, true);
         else {
             phase_begin(c, c->failed ? PHASE_BLANK : c->phase + 1);
             return;
@@ -336,7 +344,7 @@ static void commit_advance(void *arg)
         }
         commit_counts(s, c);
         break;
-    default: commit_failed(s, !c->failed, true); break;
+    default: commit_failed(s, c, !c->failed, true); break;
     }
     commit_finish(s, c);
 }
@@ -349,7 +357,7 @@ static void commit_begin(void *arg)
         phase_begin(c, PHASE_DATA);
         return;
     }
-    commit_failed(c->store, false, false);
+    commit_failed(c->store, c, false, false);
     commit_finish(c->store, c);
 }
 
@@ -380,7 +388,7 @@ stk_status store_commit_submit(struct store *s, struct store_commit *c, struct s
     s->commit = c;
     c->store = s;
     c->status = STK_OK;
-    c->lost = false;
+    c->lost = c->doubt = false;
     stk_error_clear(&c->error);
     c->submit_ns = exec_now_ns(s->ex);
     encode(s, c);

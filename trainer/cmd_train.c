@@ -86,6 +86,7 @@ static int train_or_plan(int argc, char **argv, uint32_t verb, const char *usage
         t->r.pulse = pulse_open();
         stk_status st = run(t, verb == FOR_PLAN || t->o.dry_run, &err);
         t->failed = st != STK_OK;
+        t->damaged = st == STK_ERR_CORRUPT;
         struct pulse *pulse = t->r.pulse;
         train_close(t);
         size_t said = strlen(err.text);

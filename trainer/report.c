@@ -213,6 +213,8 @@ static json_t *json_step(const struct train *t, const struct report_step *s, jso
     json_object_set_new(j, "bytes", json_bytes(x));
     json_object_set_new(j, "nvme_busy_s", number(seconds(x->nvme_busy_ns)));
     json_object_set_new(j, "nvme_drive_s", number(seconds(x->nvme_drive_ns)));
+    json_object_set_new(j, "nvme_full_s", number(seconds(x->nvme_full_ns)));
+    json_object_set_new(j, "nvme_full_bytes", whole(x->nvme_full_bytes));
     json_object_set_new(j, "nvme_read_p99_s", number(seconds(x->nvme_read_p99_ns)));
     json_object_set_new(j, "nvme_read_alone_p99_s", number(seconds(x->nvme_read_alone_p99_ns)));
     json_object_set_new(j, "nvme_read_beside_p99_s", number(seconds(x->nvme_read_beside_p99_ns)));

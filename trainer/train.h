@@ -49,6 +49,7 @@ struct train {
     char what_is_left[400]; /* to go on from after an error, or what would have helped; "": nothing
                              * was begun */
     bool failed;       /* the run ended with an error: folders that stayed empty go */
+    bool damaged;      /* with bytes that are not what was written */
     int out_lock;      /* --out, locked against another run; 0: not yet */
     char *resume_path; /* checkpoint to go on from; for sentences: or the durable step */
     bool resume_durable; /* it is one */
@@ -92,8 +93,11 @@ bool train_save_wait(struct train *t);
 /* After an error beside the training: a checkpoint of where the run is, without a word. False: not
  * possible. */
 bool train_rescue(struct train *t);
-/* After an error in training, the engine is closed: fills t->what_is_left. */
+/* After an error in training, or while a durable step was read, the engine is closed: fills
+ * t->what_is_left. */
 void train_tell_left(struct train *t);
+/* How to go on without the durable steps: from which checkpoint, or anew. */
+void train_say_without(const struct train *t, char *buf, size_t size);
 stk_status train_export(struct train *t, struct stk_error *err);
 stk_status train_dump_gradients(struct train *t, struct stk_error *err);
 /* How `out` stands: refuses foreign files and finished models. */

@@ -200,11 +200,10 @@ static stk_status look(struct train *t, const json_t *doc, struct stk_error *err
         l->damaged = true;
         return STK_OK;
     }
-    return stk_error_set(err, st, 0, "--out %s: durable steps of its run: %s%s", t->o.out,
-                         where ? where : stk_status_text(st),
-                         partial ? "; --discard removes them (with --resume: go on from the "
-                                   "checkpoint)"
-                                 : "");
+    char without[160] = "";
+    if (partial) train_say_without(t, without, sizeof without);
+    return stk_error_set(err, st, 0, "--out %s: durable steps of its run: %s%s%s", t->o.out,
+                         where ? where : stk_status_text(st), partial ? "; " : "", without);
 }
 
 /* A path under which the run's folder still is, or may be; NULL: on none of them. */

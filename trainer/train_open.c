@@ -204,7 +204,7 @@ void train_close(struct train *t)
 {
     report_close(&t->report);
     run_close(&t->r);
-    if (t->failed && t->trained) train_tell_left(t);
+    if (t->failed && (t->trained || (t->damaged && t->resume_durable))) train_tell_left(t);
     train_durable_close(t);
     if (t->failed && t->ckpt_dir) { /* folders that we made and left empty */
         if (!t->had_ckpt_dir) rmdir(t->ckpt_dir);

@@ -347,14 +347,43 @@ char *train_client_json(const struct train *t)
     return text;
 }
 
-void train_tell_left(struct train *t)
+/* Step of the newest complete checkpoint; 0: there is none. */
+static uint64_t newest_saved(const struct train *t)
 {
-    char *path = NULL, *note = NULL, *to = t->what_is_left;
+    char *path = NULL, *note = NULL;
     struct stk_error ignored = { 0 };
-    uint64_t saved = 0, durable = train_durable_left(t);
-    if (manifest_newest(t->ckpt_dir, &path, &saved, &note, &ignored) != STK_OK) saved = 0;
+    uint64_t saved = 0;
+    if (!t->ckpt_dir || manifest_newest(t->ckpt_dir, &path, &saved, &note, &ignored) != STK_OK)
+        saved = 0;
     sys_free(path);
     sys_free(note);
+    return saved;
+}
+
+void train_say_without(const struct train *t, char *buf, size_t size)
+{
+    uint64_t saved = newest_saved(t);
+    if (saved)
+        snprintf(buf, size,
+                 "to do without it, --resume --discard goes on from the checkpoint of step %" PRIu64,
+                 saved);
+    else
+        snprintf(buf, size, "to do without it, --discard begins anew: there is no checkpoint");
+}
+
+void train_tell_left(struct train *t)
+{
+    char *to = t->what_is_left;
+    uint64_t saved = newest_saved(t), durable = train_durable_left(t);
+    if (t->damaged && t->resume_durable && durable <= t->left.step) {
+        /* the bytes that are wrong may be those of the durable step, and be met again */
+        size_t n = t->trained ? (size_t)snprintf(to, sizeof t->what_is_left,
+                                                 "--resume tries the durable step %" PRIu64 " again; ",
+                                                 t->left.step)
+                              : 0;
+        train_say_without(t, to + n, sizeof t->what_is_left - n);
+        return;
+    }
     if (durable && saved)
         snprintf(to, sizeof t->what_is_left,
                  "to go on from there is the durable step %" PRIu64 " and the checkpoint of step "

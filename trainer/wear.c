@@ -4,6 +4,7 @@
  * Owns: the form of these lines. Must not know: how transfers run. Application's thread. */
 #include "trainer/wear.h"
 #include "base/mem.h"
+#include "trainer/busiest.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -11,17 +12,6 @@
 #include <string.h>
 
 #define DAY_S 86400.0
-
-/* Seconds that a drive needs for these bytes at its measured rates: what can overlap at the rate of
- * both at once, the rest at its own. 0: not measured. */
-static double drive_seconds(const stk_drive *d, double read, double write)
-{
-    if (!(d->both_bytes_per_s > 0)) return 0;
-    double both = read < write ? read : write, s = 2 * both / d->both_bytes_per_s;
-    if (read > both && d->read_bytes_per_s > 0) s += (read - both) / d->read_bytes_per_s;
-    if (write > both && d->write_bytes_per_s > 0) s += (write - both) / d->write_bytes_per_s;
-    return s;
-}
 
 /* The folders of one drive together: bytes of `read` and `write` arrays, in drive `first`. */
 static void add_up(const stk_engine *e, uint32_t first, const double *read, const double *write,
@@ -44,7 +34,8 @@ static double nvme_seconds(const stk_engine *e, const double *read, const double
     for (uint32_t i = 0; stk_drive_info(e, i, &d); i++) {
         if (d.first_of_drive != i) continue;
         add_up(e, i, read, write, &r, &w);
-        double s = drive_seconds(&d, r, w);
+        double s = busiest_drive_s(d.read_bytes_per_s, d.write_bytes_per_s, d.both_bytes_per_s, r,
+                                   w);
         if (s > most) most = s;
     }
     return most;
@@ -153,7 +144,8 @@ json_t *wear_step(struct wear *v, const stk_engine *e, const stk_step_stats *s, 
     v->step_s += step_s;
     v->compute_s += (double)s->compute_ns / 1e9;
     v->busy_s += (double)s->nvme_busy_ns / 1e9;
-    v->wait_s += (double)s->exposed.nvme_ns / 1e9;
+    v->full_s += (double)s->nvme_full_ns / 1e9;
+    v->full_bytes += (double)s->nvme_full_bytes;
     v->step_read += (double)s->nvme_read_bytes;
     v->step_write += (double)s->nvme_write_bytes;
     v->drive_s += (double)s->nvme_drive_ns / 1e9;
@@ -201,17 +193,48 @@ static void print_latency(const struct wear *v)
            ms(v->demand_ns[1], b[3]), ms(v->whole_ns[0], b[4]), ms(v->whole_ns[1], b[5]));
 }
 
-/* Drives may give less for minutes than in the second they were measured (a cache that is full, a
- * neighbour, a limit that allows bursts). Where the steps waited for them, what they gave in these steps
- * is their rate, and the time with a transfer at them their own time. */
+/* Drives on which something of the steps lies. */
+static unsigned drives_used(const struct wear *v, const stk_engine *e)
+{
+    unsigned n = 0;
+    double r, w;
+    stk_drive d;
+    for (uint32_t i = 0; stk_drive_info(e, i, &d); i++) {
+        if (d.first_of_drive != i) continue;
+        add_up(e, i, v->read, v->write, &r, &w);
+        n += r + w > 0;
+    }
+    return n;
+}
+
+/* What NVMe's own time was taken from, and what the other figures would say (busiest.h). */
+static void print_basis(const struct wear *v, const struct busiest_in *in, const struct busiest *b)
+{
+    const double percent = 100 / v->step_s;
+    if (b->by == BUSIEST_BY_QUEUE)
+        printf(" (bytes over %.2f GB/s, which the drive gave with its queue full, %.1f %% of the time",
+               b->queue_rate / 1e9, in->full_s * percent);
+    else if (b->by == BUSIEST_BY_RATES)
+        printf(" (bytes over the rates measured at the start");
+    else
+        printf(" (with a transfer at the drives, the most it can be: they were not measured");
+    if (b->by == BUSIEST_BY_QUEUE && in->rates_s > 0)
+        printf("; over the rates measured at the start %.1f %%", in->rates_s * percent);
+    if (b->by != BUSIEST_BY_TIME)
+        printf("; a transfer was at the drives %.1f %%",
+               (v->drive_s < v->step_s ? v->drive_s : v->step_s) * percent);
+    printf(")");
+}
+
 static void print_busiest(const struct wear *v, const stk_engine *e)
 {
-    double rate_s = steps_nvme_seconds(v, e), busy = 100 * v->busy_s / v->step_s;
-    double nvme_s = rate_s > 0 ? rate_s : v->busy_s, compute = 100 * v->compute_s / v->step_s;
-    double at_s = v->drive_s < v->step_s ? v->drive_s : v->step_s;
-    bool slower = rate_s > 0 && v->wait_s > 0.05 * v->step_s && at_s > rate_s;
-    if (slower) nvme_s = at_s;
-    double most = nvme_s > v->compute_s ? nvme_s : v->compute_s;
+    const struct busiest_in in = { .step_s = v->step_s,       .compute_s = v->compute_s,
+                                   .at_drive_s = v->drive_s,  .bytes = v->step_read + v->step_write,
+                                   .rates_s = steps_nvme_seconds(v, e),
+                                   .full_s = v->full_s,       .full_bytes = v->full_bytes,
+                                   .drives = drives_used(v, e) };
+    const struct busiest b = busiest_find(&in);
+    double compute = 100 * v->compute_s / v->step_s;
     if (v->busy_s <= 0) {
         printf("busiest    compute, %.1f %% of the steps' time; nothing moved over NVMe\n",
                compute);
@@ -219,16 +242,8 @@ static void print_busiest(const struct wear *v, const stk_engine *e)
     }
     printf("busiest    %s, a step takes %.2fx of its time: compute %.1f %% of the steps' time, "
            "NVMe %.1f %%",
-           nvme_s > v->compute_s ? "NVMe" : "compute", most > 0 ? v->step_s / most : 0, compute,
-           100 * nvme_s / v->step_s);
-    if (slower)
-        printf(" (with a transfer at the drives, which gave %.2f GB/s; bytes over the measured rates of the "
-               "start would be %.1f %%)",
-               (v->step_read + v->step_write) / at_s / 1e9, 100 * rate_s / v->step_s);
-    else if (rate_s > 0)
-        printf(" (bytes over the measured rates; a transfer was in flight %.1f %%)", busy);
-    else
-        printf(" (a transfer was in flight; the drives were not measured)");
+           b.nvme ? "NVMe" : "compute", b.ratio, compute, 100 * b.nvme_s / v->step_s);
+    print_basis(v, &in, &b);
     printf("\nNVMe       at the drives %.1f %% of the time with NVMe work under way\n",
            v->busy_s > 0 && v->drive_s < v->busy_s ? 100 * v->drive_s / v->busy_s : 100);
     print_latency(v);

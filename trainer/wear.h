@@ -8,7 +8,8 @@
 
 struct wear { /* sums over this process's steps */
     uint64_t steps;
-    double step_s, compute_s, busy_s, drive_s, wait_s; /* wait_s: the steps', for NVMe */
+    double step_s, compute_s, busy_s, drive_s;
+    double full_s, full_bytes;                      /* with a drive's queue full */
     double step_read, step_write;                   /* by the steps themselves */
     /* p99 of reads in the worst step, [0] with no write beside them: of all, of those that something
      * waits for, at the drive alone */

@@ -282,6 +282,25 @@ def test_refusals(place):
     assert os.listdir(place) == ["file.json"]
 
 
+def test_pairs_refuse_in_one_sentence(place):
+    """bench/nvme_pairs.py: a folder or a program that is not there."""
+    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "bench", "nvme_pairs.py")
+
+    def refuse(words, *args):
+        done = subprocess.run([sys.executable, script, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=LIMIT_S)
+        lines = done.stderr.decode().strip().splitlines()
+        assert done.returncode != 0 and len(lines) == 1 and all(w in lines[0] for w in words), (done.returncode, lines)
+
+    plain = os.path.join(place, "plain")
+    open(plain, "w").close()
+    refuse(["--dir", "is needed"])
+    refuse(["--dir", os.path.join(place, "gone")], "--dir", os.path.join(place, "gone"), "--what", "fio", "--stoker", STOKER)
+    refuse(["--dir", plain], "--dir", plain, "--what", "fio", "--stoker", STOKER)
+    refuse(["--store-pairs", "nothing-here"], "--dir", place, "--what", "store", "--store-pairs", "nothing-here")
+    refuse(["--stoker", plain], "--dir", place, "--what", "fio", "--stoker", plain)
+    refuse(["--what", "fioo"], "--dir", place, "--what", "fioo")
+
+
 def test_standard_output_that_is_full(place):
     with open("/dev/full", "w") as full:
         done = subprocess.run([STOKER, "bench", "nvme", place, *POINT, "--no-fio", "--mode", "read"], stdout=full,

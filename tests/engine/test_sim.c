@@ -313,6 +313,18 @@ TEST(sim_a_thousand_seeds_with_storage_faults)
     CHECK(hit > errors);
 }
 
+/* Seeds that once ended otherwise. 916466: a commit fails, its table cannot be taken back, and the
+ * write after it is refused: with the commit's class and cause. */
+TEST(sim_seeds_that_once_failed)
+{
+    static const uint64_t once[] = { 916466 };
+    struct result ref = sim_run(1, NULL, STK_DEVICE_HOST, NULL);
+    for (size_t i = 0; i < sizeof once / sizeof *once; i++) {
+        uint32_t errors = 0, hit = 0;
+        CHECK(sim_one(once[i], ref.hash, &errors, &hit));
+    }
+}
+
 /* A commit that fails while nothing else does, in every variant and for any seed: an error that names
  * the durable step; the one before stays, the next one counts, and the bits are the reference's. */
 TEST(sim_a_commit_that_fails_is_survived)

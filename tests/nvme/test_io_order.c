@@ -92,6 +92,47 @@ TEST(io_steady_reads_do_not_starve_writes)
     }
 }
 
+/* --- what a drive gives while it is asked for more than it takes at once ---------------------- */
+
+enum { FULL_READS = 200, FULL_BYTES = 65536 };
+
+static void full_reads(struct world *w, uint8_t *buf, uint32_t file, uint32_t n)
+{
+    static struct io_req reqs[FULL_READS];
+    struct stk_error err = { 0 };
+    memset(reqs, 0, sizeof reqs);
+    for (uint32_t i = 0; i < n; i++)
+        reqs[i] = (struct io_req){ .op = i % 2 ? IO_WRITE : IO_READ, .cls = IO_PREFETCH, .file = file,
+                                   .buf = buf + i * FULL_BYTES, .offset_bytes = (uint64_t)i * FULL_BYTES,
+                                   .size_bytes = FULL_BYTES };
+    CHECK_OK(run_batch(w, reqs, n, &err), &err);
+}
+
+/* The rate with the queue full is the drive's; a drive that always has room is not counted, however
+ * long something is there. */
+TEST(io_rate_with_the_queue_full)
+{
+    struct world w = { .cfg = { .depth = 8, .write_depth = 4 },
+                       .sim = { .latency_ns = 20000, .read_bytes_per_s = 1e9,
+                                .write_bytes_per_s = 1e9, .shared_rate = true } };
+    struct stk_error err = { 0 };
+    struct io_stats s;
+    uint32_t file;
+    CHECK_OK(world_open(&w, IO_SIM, EXEC_SIM, test_seed(), &err), &err);
+    CHECK_OK(world_file(&w, "a", FULL_READS * FULL_BYTES, 0, &file, &err), &err);
+    uint8_t *buf = sys_mmap(FULL_READS * FULL_BYTES, false);
+    for (int i = 0; i < 20; i++) full_reads(&w, buf, file, 4);
+    io_stats_read(w.io, &s);
+    CHECK(s.full_ns == 0 && s.full_bytes == 0 && s.busy_ns > 0);
+    full_reads(&w, buf, file, FULL_READS);
+    io_stats_read(w.io, &s);
+    double rate = (double)s.full_bytes / (double)s.full_ns;
+    printf("# with the queue full: %.3f GB/s of 1 over %" PRIu64 " ns\n", rate, s.full_ns);
+    CHECK(rate > 0.93 && rate < 1.07 && s.full_bytes > FULL_READS * FULL_BYTES / 4 * 3);
+    world_close(&w);
+    sys_munmap(buf, FULL_READS * FULL_BYTES);
+}
+
 /* --- reads beside a flood of write-back ------------------------------------------------------- */
 
 /* One demand read at a time, a while after the one before it; as many writes as the io takes. The

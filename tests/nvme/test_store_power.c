@@ -138,14 +138,20 @@ static void run_close(struct run *r)
 }
 
 /* A drawn set of puts; some of them follow a commit in the same task. */
-struct burst { struct run *r; struct store_op ops[N]; uint32_t n, done, failed; bool commit; };
+struct burst {
+    struct run *r;
+    struct store_op ops[N];
+    uint32_t n, done, failed;
+    bool commit;
+    struct stk_error why; /* of the first that failed */
+};
 
 static void burst_done(struct store_op *op)
 {
     struct burst *b = op->owner;
     b->done++;
     if (op->status == STK_OK) b->r->now.version[op->extent] = op->version;
-    else b->failed++;
+    else if (b->failed++ == 0) b->why = op->error;
 }
 
 static void counted_done(struct store_commit *c)
@@ -313,11 +319,12 @@ TEST(store_power_one_seed)
     seeds(1, PLANT_NOTHING, true, count);
 }
 
-/* STK_SEEDS: more of them (`./dev soak`). */
+/* STK_SOAK: 20,000. */
+static uint32_t n_seeds(uint32_t n) { return getenv("STK_SOAK") ? 20 * n : n; }
+
 TEST(store_power_cut_at_any_moment)
 {
-    const char *more = getenv("STK_SEEDS");
-    uint32_t count[4], n = more ? (uint32_t)strtoul(more, NULL, 0) : 1000;
+    uint32_t count[4], n = n_seeds(1000);
     seeds(n, PLANT_NOTHING, false, count);
     CHECK(count[WRONG] == 0 && count[RIGHT_LAST] > n / 4 && count[RIGHT_IN_FLIGHT] > n / 50 &&
           count[RIGHT_NONE] > n / 100);
@@ -327,9 +334,9 @@ TEST(store_power_cut_at_any_moment)
  * nothing is left, or, where taking it back failed too, all of it. */
 TEST(store_power_cut_with_failing_writes)
 {
-    uint32_t count[4];
-    seeds(500, PLANT_NOTHING, true, count);
-    CHECK(count[WRONG] == 0 && count[RIGHT_LAST] > 200);
+    uint32_t count[4], n = n_seeds(500);
+    seeds(n, PLANT_NOTHING, true, count);
+    CHECK(count[WRONG] == 0 && count[RIGHT_LAST] > n / 5 * 2);
 }
 
 TEST(store_power_canary_data_not_flushed)
@@ -365,15 +372,22 @@ static void put_all(struct run *r)
     }
 }
 
-/* A commit and puts that meet it; how many of these failed. */
-static uint32_t commit_and_puts(struct run *r)
+/* A commit and puts that meet it; how many of these failed, and the first one's error. */
+static uint32_t commit_and_puts_why(struct run *r, struct stk_error *why)
 {
     struct stk_error err = { 0 };
     struct burst b = { .r = r, .commit = true };
     world_run(&r->w, burst_start, &b);
     CHECK(store_drain(r->s, UINT64_MAX, &err) == STK_OK && b.done == b.n);
     CHECK(r->call.refused != STK_OK || r->call.done);
+    *why = b.why;
     return b.failed;
+}
+
+static uint32_t commit_and_puts(struct run *r)
+{
+    struct stk_error why;
+    return commit_and_puts_why(r, &why);
 }
 
 static enum verdict cut_and_judge(struct run *r)
@@ -405,7 +419,8 @@ static void failing_commit(uint32_t n_paths, uint32_t room, uint64_t at, uint64_
     fail.seen = 0;
     fail.at = at;
     fail.times = times;
-    uint32_t stuck = commit_and_puts(r);
+    struct stk_error why = { 0 };
+    uint32_t stuck = commit_and_puts_why(r, &why);
     *was_hit = fail.seen >= at;
     fail.at = 0;
     bool second = r->call.c.status == STK_OK;
@@ -415,6 +430,11 @@ static void failing_commit(uint32_t n_paths, uint32_t room, uint64_t at, uint64_
     enum verdict v = cut_and_judge(r);
     CHECK(v == RIGHT_LAST || (v == RIGHT_IN_FLIGHT && times > 1));
     CHECK(stuck == 0 || (room == 2 && times > 1 && at > n_paths));
+    CHECK(r->call.c.doubt == (!second && times > 1 && at > n_paths));
+    /* refused because of that failure, and says so: its class, file and cause, and its own place */
+    if (stuck)
+        CHECK(why.code == STK_ERR_IO && strstr(why.text, "at byte") && strstr(why.text, "/table.bin") &&
+              strstr(why.text, "step 2 failed: refused by the test"));
     commit_and_puts(r);
     if (stuck) {
         CHECK(r->call.refused == STK_ERR_STATE && strstr(r->call.err.text, "put of extent"));

@@ -476,7 +476,7 @@ def test_damaged_tables_and_extents(p):
     run(*base, *nvme, "--resume", "--dry-run")
     # none is not
     damage(os.path.join(stores[1], "table.bin"))
-    refused(1, ["table.bin", "--discard"], *base, *nvme, "--resume")
+    refused(1, ["table.bin", "--discard begins anew: there is no checkpoint"], *base, *nvme, "--resume")
     refused(1, ["table.bin", "--discard"], *base, *nvme)
     assert "table.bin" in run("inspect", p.at("damaged"))[0]
     assert len(left_in(p.at("nvme-d0"), p.at("nvme-d1"))) == 2, "a damaged store is not removed unasked"
@@ -486,11 +486,35 @@ def test_damaged_tables_and_extents(p):
     extents = glob.glob(os.path.join(stores[0], "extents-*.bin"))[0]
     size = os.path.getsize(extents)
     damage(extents, range(0, size, 2048))
-    refused(1, ["chunk", "extents-"], *base, *nvme, "--resume")
+    refused(1, ["chunk", "extents-", "durable step %d again" % last["step"], "--discard begins anew: there is no checkpoint"], *base, *nvme, "--resume")
     damage(os.path.join(stores[0], "table.bin"))
     out, _ = run(*base, *nvme, "--discard")
     assert "discarded" in out and weights(p, "damaged") == reference(p, steps)
     assert not left_in(p.at("nvme-d0"), p.at("nvme-d1"))
+
+
+def test_damage_names_the_checkpoint_to_go_on_from(p):
+    """A byte flipped, or a file cut, under a durable step that is newer than the newest checkpoint: one sentence with both."""
+    nvme = folders(p, "nvme-flip")
+    last = dead_run(p, "flipped", nvme, 2, 8, "--checkpoint-every", "3")
+    steps = {int(x[-8:]): x for x in glob.glob(p.at("flipped", "checkpoints", "step-????????"))}
+    saved = max(s for s in steps if s <= last["saved_step"] and s < last["durable_step"])
+    for s in [s for s in steps if s > saved]:
+        shutil.rmtree(steps[s])
+    base = ["train", "--model", p.model, "--data", p.data, "--out", p.at("flipped"), *SMALL, *FIXED, *nvme, "--steps", last["step"] + 2]
+    store = left_in(p.at("nvme-flip"))[0]
+    words = ["--resume --discard goes on from the checkpoint of step %d" % saved]
+    for name, change in (("table.bin", damage), ("extents-0.bin", lambda x: damage(x, range(0, os.path.getsize(x), 2048))),
+                         ("extents-0.bin", lambda x: os.truncate(x, os.path.getsize(x) // 2))):
+        path = os.path.join(store, name)
+        shutil.copy(path, path + ".whole")
+        change(path)
+        refused(1, [name, *words], *base, "--resume")
+        os.replace(path + ".whole", path)
+    damage(os.path.join(store, "table.bin"))
+    out, _ = run(*base, "--resume", "--discard")
+    assert "step-%08d" % saved in [x for x in out.splitlines() if x.startswith("resumed from")][0], out
+    assert weights(p, "flipped") == reference(p, last["step"] + 2)
 
 
 def test_what_is_damaged_is_one_sentence(p):
