@@ -5,7 +5,7 @@
  * thread. A visit's time is a memset of as many bytes as the modelled device writes in that time; a
  * gradient that is to bind gets one copy of a few large numbers in every block. */
 #include "bench/overlap_model.h"
-#include "engine/engine.h"
+#include "engine/machine.h"
 #include "nvme/io_sim.h"
 
 #include <math.h>
@@ -75,6 +75,8 @@ static void configure(struct bench *b, stk_config *k)
     k->params = k->grads = STK_TIER_HOST;
     k->optimizer_state = c->nvme ? STK_TIER_NVME : STK_TIER_HOST;
     k->activations = c->activations;
+    k->activations_last[STK_ACT_KEEP] = c->keep_last;
+    k->activations_last[STK_ACT_RECOMPUTE] = c->recompute_last;
     k->update = c->update;
     k->split_blocks = c->split_blocks;
     k->micro_batches = b->micros;
@@ -236,15 +238,18 @@ static stk_status run(struct bench *b, struct overlap_result *r)
 {
     stk_step_stats s = { 0 };
     stk_prediction p = { .size = sizeof p };
-    uint32_t n = b->c->steps ? b->c->steps : 6, last = n < 3 ? n : 3;
+    uint32_t n = b->c->steps ? b->c->steps : 10, last = n < 6 ? n : 6;
     STK_TRY(describe(b));
     STK_TRY(tell_costs(b));
-    STK_TRY(stk_seal(b->e, false));
+    STK_TRY(stk_seal(b->e, b->c->predict_only));
     find_note(b, r);
     STK_TRY(stk_predict(b->e, NULL, &p));
-    STK_TRY(fill(b));
-    r->predicted_s = p.step_s;
     r->host_bytes = (p.host_bytes - b->e->baseline_bytes) * OVERLAP_SCALE;
+    if (b->c->clip == OVERLAP_BINDS)
+        STK_TRY(predict_plan(b->e, NULL, b->e->plan_train, &b->e->pin, true, &p));
+    r->predicted_s = p.step_s;
+    if (b->c->predict_only) return STK_OK;
+    STK_TRY(fill(b));
     for (uint32_t i = 0; i < n; i++) {
         STK_TRY(one_step(b, &s));
         add_step(b, &s, i + last < n ? NULL : r);
@@ -303,8 +308,8 @@ bool overlap_run(const struct overlap_case *c, struct overlap_result *out, char 
     configure(&b, &k);
     if (st == STK_OK) st = stk_open(&k, &b.e);
     if (st == STK_OK) st = run(&b, out);
-    if (st == STK_OK) find_floor(&b, out);
-    else snprintf(why, why_size, "%s: %s", stk_status_name(st), b.e ? stk_error_text(b.e) : err.text);
+    if (st == STK_OK && !c->predict_only) find_floor(&b, out);
+    if (st != STK_OK) snprintf(why, why_size, "%s: %s", stk_status_name(st), b.e ? stk_error_text(b.e) : err.text);
     stk_close(b.e);
     io_sim_disk_free(b.disk.disk);
     return st == STK_OK;

@@ -29,10 +29,12 @@ struct overlap_case {
     enum overlap_clip clip;
     stk_update update;
     stk_act activations;
+    uint32_t keep_last, recompute_last; /* a mix: so many of the last layers, before those so many */
+    bool predict_only;          /* nothing runs: predicted_s and host_bytes are all of the result */
     uint64_t buffer_bytes;      /* of the real machine: host memory between drive and update; 0: default */
     uint32_t split_blocks;      /* UINT32_MAX: the engine's choice */
     uint64_t seed;
-    uint32_t steps;             /* 0: 6; the mean of the last three is the result */
+    uint32_t steps;             /* 0: 10; the mean of the last six is the result */
     const char *trace;          /* file; NULL: none */
 };
 
@@ -51,7 +53,8 @@ struct overlap_result {
     struct { double nvme, copy, update, other; } wait_s;
     double spec_share;          /* of the chunks: updated before the norm was known */
     double undone_share;        /* of the chunks: taken back */
-    double predicted_s;         /* what stk_predict says of the same plan */
+    double predicted_s;         /* what is predicted of the same plan, for norms as those of `clip`
+                                 * (OVERLAP_SOMETIMES: that do not bind) */
     uint64_t host_bytes;        /* of the real machine */
     char note[160];             /* the engine's line about its update mode */
 };

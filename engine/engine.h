@@ -428,6 +428,9 @@ stk_status step_finish(stk_engine *e, stk_step_stats *stats); /* [waits] end of 
 /* --- issue.c: engine lane: one function for each kind of node. False: no room now (try again after
  * a completion).  */
 bool issue_node(stk_engine *e, uint32_t node);
+/* Of a node whose dependencies are met: it will do nothing (plan.h, SPECULATION and HAND-OVER). Asked once
+ * when it is true: an answer may count as the passing. */
+bool issue_passes(stk_engine *e, uint32_t node);
 /* Address of a byte of a slot. */
 static inline uint8_t *eng_slot(const stk_engine *e, const struct plan *p, uint32_t slot,
                                 uint64_t offset)

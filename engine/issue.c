@@ -433,9 +433,14 @@ static bool issue_update(stk_engine *e, uint32_t node)
     return op != NULL;
 }
 
+bool issue_passes(stk_engine *e, uint32_t node)
+{
+    return hand_over_passes(e, node_of(e, node)) || (e->spec && spec_passes(e, node));
+}
+
 bool issue_node(stk_engine *e, uint32_t node)
 {
-    if (hand_over_passes(e, node_of(e, node)) || (e->spec && spec_passes(e, node))) {
+    if (issue_passes(e, node)) {
         run_complete(e, node);
         return true;
     }

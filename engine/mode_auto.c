@@ -8,7 +8,8 @@
  * least the first. serial never. With clipping a mode is worth the mean of a step whose norm binds and
  * one whose norm does not.
  * RULE. Another mode than chase takes memory (records of 1.3 bytes a parameter, second parameters of 2):
- * it must be predicted a twentieth faster, and fit beside everything else.
+ * it must be predicted a twentieth faster where the norm binds or where it does not, nowhere slower (but
+ * for a hundredth, which is what predictions are good for), and fit beside everything else.
  * COST. With all state in host memory the placement of `chase` serves all candidates, and chunks are
  * merged until there are about CHUNKS_MOST: 0.3 s of one core for an 8B model. State on NVMe: two
  * candidates, in full.
@@ -23,6 +24,7 @@
 #include <string.h>
 
 #define GAIN_LEAST 0.05
+#define LOSS_MOST 0.01
 #define CHUNKS_MOST 1024u
 
 struct search {
@@ -126,6 +128,14 @@ static stk_status candidate(struct search *s, struct plan_input *in, struct coar
     return coarsen(in, c, &e->err);
 }
 
+/* A mode's step times against chase's, which is the same either way: is it worth its memory? */
+static bool worth(const struct search *s, double quiet, double binds)
+{
+    double fast = quiet < binds ? quiet : binds, slow = quiet < binds ? binds : quiet;
+    return s->chase_s <= 0 ||
+           (fast < (1 - GAIN_LEAST) * s->chase_s && slow <= (1 + LOSS_MOST) * s->chase_s);
+}
+
 /* One candidate. False: it does not fit or cannot be predicted; the sentence is forgotten. */
 static bool consider(struct search *s, enum plan_update update, uint32_t split_blocks, double *seconds,
                      double *binds)
@@ -148,7 +158,8 @@ static bool consider(struct search *s, enum plan_update update, uint32_t split_b
     *seconds = (quiet + *binds) / 2;
     if (st != STK_OK) return false;
     if (update == PLAN_CHASE) s->chase_s = *seconds;
-    if (s->best_s > 0 && *seconds >= s->best_s) return true;
+    bool other = e->cfg.update == STK_UPDATE_AUTO && update != PLAN_CHASE;
+    if ((s->best_s > 0 && *seconds >= s->best_s) || (other && !worth(s, quiet, *binds))) return true;
     s->best_s = *seconds;
     s->best_binds_s = *binds;
     s->best = e->mode_try;
@@ -228,12 +239,8 @@ stk_status mode_place(stk_engine *e, uint64_t host_limit, uint64_t device_limit,
     struct search s = { .e = e, .host = host_limit, .device = device_limit };
     if (open && predictable(e)) search_all(&s);
     memset(&e->mode_try, 0, sizeof e->mode_try);
-    bool gains = s.best_s > 0 && (u != STK_UPDATE_AUTO || s.best_s < (1 - GAIN_LEAST) * s.chase_s);
-    if (s.best_s > 0 && u == STK_UPDATE_AUTO && !gains)
-        s.best = (struct eng_mode_try){ true, PLAN_CHASE, 0 };
     if (s.best_s > 0 && !(u == STK_UPDATE_SPLIT && s.best.update != PLAN_SPLIT)) {
         e->mode_try = s.best;
-        if (u == STK_UPDATE_AUTO && !gains) s.best_s = s.best_binds_s = s.chase_s;
         say(&s);
     }
     uint32_t notes = e->n_notes;

@@ -49,10 +49,22 @@ struct predict_in {
 /* What the trace of a prediction needs; called at each node's completion, begin <= end. */
 typedef void predict_node_fn(void *arg, uint32_t node, double begin_ns, double end_ns);
 
-/* Runs one period from rest to rest, which every period is. STK_ERR_CONFIG: a figure that the plan
- * needs is missing (named). STK_ERR_STATE: the plan stops (it would in run.c, too). */
+/* Runs one period from rest to rest, which every period is; `speculate`: periods until one begins as
+ * another did, and the mean of those between (predict_periods.c), `each` for the last. STK_ERR_CONFIG: a
+ * figure that the plan needs is missing (named). STK_ERR_STATE: the plan stops (it would in run.c, too). */
 stk_status predict_run(const struct predict_in *in, predict_node_fn *each, void *arg,
                        stk_prediction *out, struct stk_error *err);
+
+/* --- predict_run.c: one period ----------------------------------------------------------------- */
+
+/* What a period leaves to the next, of each chunk: its speculative update was made; 1 << state: was fetched
+ * ahead. */
+#define PREDICT_MADE 0x80u
+/* before, now: bytes of all chunks. before: what the period before left (not speculate: zeros). */
+stk_status predict_period(const struct predict_in *in, predict_node_fn *each, void *arg, uint8_t *before,
+                          uint8_t *now, stk_prediction *out, struct stk_error *err);
+/* STK_ERR_CONFIG as of predict_run. */
+stk_status predict_check(const struct predict_in *in, struct stk_error *err);
 
 /* --- predict.c: servers and what they share --------------------------------------------------- */
 

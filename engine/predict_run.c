@@ -22,9 +22,7 @@ enum { AT_SERVER, AT_READ, AT_WRITE, AT_LATENCY, AT_CHECK_GET, AT_CHECK_PUT, AT_
 
 struct pool { uint32_t in_flight, limit; };
 
-/* Speculation (engine/spec_run.c). Per chunk: bits MADE (its speculative update was), and 1 << state
- * (fetched ahead), of the period before and of this one. */
-#define MADE 0x80u
+/* Speculation (engine/spec_run.c). Per chunk: what the period before left (PREDICT_MADE), and this one. */
 struct predict_spec {
     uint32_t *node, *order, n_order, final_left, casts_done, patience; /* node: PLAN_NO: none */
     uint8_t *before, *now;
@@ -80,11 +78,13 @@ static void pop(struct predicted *r, uint32_t res)
 
 /* --- readiness: run.c ------------------------------------------------------------------------- */
 
+static bool passes(const struct predicted *r, uint32_t node);
+
 static void node_ready(struct predicted *r, uint32_t node)
 {
     const struct plan_node *n = &r->p->nodes[node];
     r->state[node] = RUN_READY;
-    if (n->kind != PLAN_VISIT) push(r, n->resource, node);
+    if (n->kind != PLAN_VISIT) push(r, passes(r, node) ? PLAN_NONE : n->resource, node);
 }
 
 static void meet_successors(struct predicted *r, uint32_t node, bool at_hand_out)
@@ -162,19 +162,20 @@ static bool passes(const struct predicted *r, uint32_t node)
     if (r->in->input->update != PLAN_SPECULATE || n->chunk == PLAN_NO) return false;
     if (n->kind == PLAN_UNDO) return true;
     if (n->spec && n->kind == PLAN_FETCH) return s->closed || r->state[s->node[n->chunk]] == RUN_DONE;
-    if (n->spec) return n->kind == PLAN_WRITE_BACK ? !(s->now[n->chunk] & MADE) : s->closed;
-    if (n->for_next && n->optional) return (s->now[n->chunk] & MADE) || s->final_left == 0;
+    if (n->spec) return n->kind == PLAN_WRITE_BACK ? !(s->now[n->chunk] & PREDICT_MADE) : s->closed;
+    if (n->for_next && n->optional)
+        return (s->now[n->chunk] & PREDICT_MADE) || (!r->in->norm_fails && s->final_left == 0);
     if (n->part != PLAN_RUN_UPDATE) return false;
     if (n->kind == PLAN_COMMIT && whole(r, n)) return true;
     uint8_t bits = s->before[n->chunk];
-    return (bits & MADE) || (n->kind == PLAN_FETCH && (bits & 1u << n->state));
+    return (bits & PREDICT_MADE) || (n->kind == PLAN_FETCH && (bits & 1u << n->state));
 }
 
 /* A node was not only passed. */
 static void spec_ran(struct predicted *r, const struct plan_node *n)
 {
     if (n->chunk == PLAN_NO) return;
-    if (n->kind == PLAN_UPDATE && n->spec) r->spec.now[n->chunk] |= MADE;
+    if (n->kind == PLAN_UPDATE && n->spec) r->spec.now[n->chunk] |= PREDICT_MADE;
     if (n->for_next && n->optional)
         r->spec.now[n->chunk] = (uint8_t)(r->spec.now[n->chunk] | 1u << n->state);
 }
@@ -520,8 +521,6 @@ static void count_deps(struct predicted *r)
         for (uint32_t d = 0; runs && d < n->n_deps; d++)
             r->deps_left[i] += (p->nodes[p->deps[n->first_dep + d]].part & r->in->parts) != 0;
     }
-    for (uint32_t i = 0; i < p->n_nodes; i++)
-        if (r->state[i] == RUN_WAITING && r->deps_left[i] == 0) node_ready(r, i);
 }
 
 static stk_status run(struct predicted *r, struct stk_error *err)
@@ -529,7 +528,9 @@ static stk_status run(struct predicted *r, struct stk_error *err)
     r->last_node = PLAN_NO;
     r->cause = PLAN_VISIT;
     count_deps(r);
-    spec_begin(r);
+    spec_begin(r); /* first: node_ready asks who passes */
+    for (uint32_t i = 0; i < r->p->n_nodes; i++)
+        if (r->state[i] == RUN_WAITING && r->deps_left[i] == 0) node_ready(r, i);
     pump(r);
     while (r->nodes_left > 0 && !r->failed) {
         uint32_t node, stage;
@@ -607,7 +608,7 @@ static void fill(struct predicted *r, stk_prediction *o)
     fill_resources(r, o);
 }
 
-static stk_status check_figures(const struct predict_in *in, struct stk_error *err)
+stk_status predict_check(const struct predict_in *in, struct stk_error *err)
 {
     const stk_machine *m = in->machine;
     uint64_t moved[PLAN_RESOURCE_N] = { 0 };
@@ -664,8 +665,8 @@ static stk_status set_up(struct predicted *r, struct stk_error *err)
     return STK_OK;
 }
 
-static stk_status run_once(const struct predict_in *in, predict_node_fn *each, void *arg,
-                           uint8_t *before, uint8_t *now, stk_prediction *out, struct stk_error *err)
+stk_status predict_period(const struct predict_in *in, predict_node_fn *each, void *arg, uint8_t *before,
+                          uint8_t *now, stk_prediction *out, struct stk_error *err)
 {
     struct predicted r = { .in = in,
                            .p = in->plan,
@@ -686,28 +687,5 @@ static stk_status run_once(const struct predict_in *in, predict_node_fn *each, v
     sys_free(r.spec.node);
     sys_free(r.spec.order);
     for (uint32_t k = 0; k < PLAN_RESOURCE_N; k++) sys_free(r.heap[k]);
-    return st;
-}
-
-/* A speculating period depends on what the one before made: the second of two is taken. */
-stk_status predict_run(const struct predict_in *in, predict_node_fn *each, void *arg,
-                       stk_prediction *out, struct stk_error *err)
-{
-    uint32_t n = in->input->n_chunks;
-    STK_TRY(check_figures(in, err));
-    uint8_t *before = sys_calloc((size_t)n + 1, 1), *now = sys_calloc((size_t)n + 1, 1);
-    stk_status st = before && now ? STK_OK
-                                  : stk_error_set(err, STK_ERR_NOMEM, 0,
-                                                  "no memory to predict a step");
-    bool spec = in->input->update == PLAN_SPECULATE && in->parts == (PLAN_RUN_UPDATE | PLAN_RUN_VISITS);
-    for (uint32_t i = 0; spec && before && i < n; i++)
-        before[i] = in->norm_fails || !in->input->chunks[i].spec ? 0 : MADE;
-    if (spec && st == STK_OK) {
-        st = run_once(in, NULL, NULL, before, now, out, err);
-        memcpy(before, now, n);
-    }
-    if (st == STK_OK) st = run_once(in, each, arg, before, now, out, err);
-    sys_free(before);
-    sys_free(now);
     return st;
 }

@@ -98,7 +98,8 @@ void run_op_give(stk_engine *e, uint32_t resource, struct run_op *op)
 }
 
 /* A node whose dependencies are met joins its resource's heap; visits wait to be asked for
- * instead. */
+ * instead. What will only pass stands behind nobody: in a full resource's heap it would hold up those
+ * that depend on it, until all before it have begun. */
 static void node_ready(stk_engine *e, uint32_t node)
 {
     struct eng_run *r = &e->run;
@@ -106,7 +107,7 @@ static void node_ready(stk_engine *e, uint32_t node)
     r->node_state[node] = RUN_READY;
     const struct plan_node *n = &r->plan->nodes[node];
     if (n->kind == PLAN_VISIT) return;
-    heap_push(r, n->resource, node);
+    heap_push(r, issue_passes(e, node) ? PLAN_NONE : n->resource, node);
 }
 
 static void meet(stk_engine *e, uint32_t succ)
@@ -258,6 +259,11 @@ static bool issue_ready(stk_engine *e)
             heap_pop(r, res);
             r->node_state[node] = RUN_ISSUED;
             trace_node_begin(e, node);
+            if (res == PLAN_NONE && r->plan->nodes[node].resource != PLAN_NONE) {
+                run_complete(e, node); /* decided when it became ready */
+                any = true;
+                continue;
+            }
             if (!issue_node(e, node)) {
                 r->node_state[node] = RUN_READY;
                 heap_push(r, res, node);
@@ -306,9 +312,9 @@ static void run_begin(void *engine)
         exec_event_set(&e->run_event);
     }
     if (r->update_left == 0) exec_event_set(&e->update_event);
+    if (e->spec && r->active) spec_run_begin(e); /* first: node_ready asks who passes */
     for (uint32_t i = 0; i < r->plan->n_nodes && r->active; i++)
         if (r->node_state[i] == RUN_WAITING && r->deps_left[i] == 0) node_ready(e, i);
-    if (e->spec && r->active) spec_run_begin(e);
     run_pump(e);
 }
 

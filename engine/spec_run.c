@@ -131,7 +131,7 @@ static bool visits_part_passes(stk_engine *e, const struct plan_node *n)
 {
     struct eng_spec *s = e->spec;
     const struct spec_chunk *c = &s->chunk[n->chunk];
-    if (n->for_next && n->optional) return c->made || s->final_left == 0;
+    if (n->for_next && n->optional) return c->made || (s->tried && s->final_left == 0);
     if (!n->spec) return false;
     switch ((enum plan_kind)n->kind) {
     case PLAN_FETCH: return e->run.node_state[c->node] == RUN_DONE || s->closed;

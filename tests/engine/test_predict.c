@@ -230,6 +230,70 @@ TEST(predict_relations_over_random_plans)
     CHECK(built > n / 2 && slower <= built / 20);
 }
 
+/* What every step must move and compute, whatever the period before left undone: each state on NVMe is
+ * read and written once for its update, each chunk updated once. */
+static double work_of_a_step(const struct plan_input *in, const stk_machine *x)
+{
+    const stk_machine_drive *d = &x->drives[0];
+    double moved = 0, updated = 0;
+    for (uint32_t i = 0; i < in->n_chunks; i++) {
+        const struct plan_chunk_in *c = &in->chunks[i];
+        if (c->frozen) continue;
+        for (int s = CHUNK_PARAM; s <= CHUNK_OPT; s++)
+            if (c->home[s] == CHUNK_NVME) moved += (double)((c->bytes[s] + 4095) / 4096 * 4096);
+        updated += (double)(2 * (c->bytes[CHUNK_PARAM] + c->bytes[CHUNK_OPT]) + c->bytes[CHUNK_GRAD]);
+    }
+    double alone = moved / d->read_bytes_per_s + moved / d->write_bytes_per_s;
+    double both = d->both_bytes_per_s > 0 ? d->both_bytes_per_s / 2 / d->read_bytes_per_s +
+                                                d->both_bytes_per_s / 2 / d->write_bytes_per_s
+                                          : 2;
+    double drive = alone / (both < 1 ? 1 : both > 2 ? 2 : both), team = updated / x->update_bytes_per_s;
+    return drive > team ? drive : team;
+}
+
+/* A speculating period leaves work to the next one; a step is still not shorter than its share of it. */
+TEST(predict_a_step_is_never_below_its_own_work)
+{
+    struct rng r;
+    uint32_t built = 0, bound = 0;
+    rng_seed(&r, test_seed() + 1);
+    for (uint32_t k = 0; k < 800; k++) {
+        struct model m;
+        struct plan *p = NULL;
+        struct stk_error err = { 0 };
+        uint64_t least[PLAN_ARENA_N], useful[PLAN_ARENA_N];
+        random_model(&m, &r);
+        stk_machine x = some_machine(&r);
+        double slower = 1 << pick(&r, 8); /* from everything ahead of the norm to nothing */
+        x.drives[0].read_bytes_per_s /= slower;
+        x.drives[0].write_bytes_per_s /= slower;
+        x.drives[0].both_bytes_per_s /= slower;
+        x.update_bytes_per_s /= 1 << pick(&r, 6);
+        x.flops_per_s *= 100;
+        if (m.in.own || m.in.mode != PLAN_TRAIN || m.in.update != PLAN_SPECULATE ||
+            plan_needs(&m.in, least, useful, &err) != STK_OK) {
+            model_free(&m);
+            continue;
+        }
+        random_arenas(&m, &r, least, useful);
+        if (plan_build(&m.in, &p, NULL, &err) == STK_OK) {
+            stk_prediction o = predict(p, &m.in, &x);
+            double own = work_of_a_step(&m.in, &x);
+            built++;
+            bound += o.step_s < 1.2 * own;
+            if (o.step_s < own * (1 - 1e-6)) printf("# plan %u: %.6f s, its work takes %.6f s\n", k, o.step_s, own);
+            CHECK(o.step_s >= own * (1 - 1e-6));
+            CHECK(near(sum_of(&o), o.step_s, 1e-6));
+            for (uint32_t i = 0; i < o.n_resources; i++)
+                CHECK(o.resource[i].alone_s <= o.step_s * (1 + 1e-6) + 1e-9);
+        }
+        plan_free(p);
+        model_free(&m);
+    }
+    printf("# %u plans, %u within a fifth of their work\n", built, bound);
+    CHECK(built > 50 && bound > 3);
+}
+
 /* --- the simulated device --------------------------------------------------------------------- */
 
 static const struct dev_model slow = { .flops_per_s = 4e9,

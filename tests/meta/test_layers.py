@@ -26,8 +26,9 @@ BELOW = {  # a room may include itself and these
 ONLY = {  # and of these rooms only these headers
     ("trainer", "engine"): {"engine/stoker.h"},
     ("trainer", "bench"): {"bench/bench.h"},
-    # engine.h: bench/overlap_model.c asks the machine's model of a device for what a plan's nodes take alone
-    ("bench", "engine"): {"engine/stoker.h", "engine/engine.h", "engine/predict.h", "engine/plan.h"},
+    # engine.h: bench/overlap_model.c asks the machine's model of a device for what a plan's nodes take alone;
+    # machine.h: and predicts the step whose norm binds, which stk_predict does not
+    ("bench", "engine"): {"engine/stoker.h", "engine/engine.h", "engine/machine.h", "engine/predict.h", "engine/plan.h"},
     ("trainer", "gpu"): {"gpu/ops.h", "gpu/device.h"},
     ("engine", "nvme"): {"nvme/io.h", "nvme/store.h", "nvme/io_sim.h", "nvme/measure.h", "nvme/drive.h"},
     ("engine", "gpu"): {"gpu/device.h", "gpu/ops.h", "gpu/coll.h"},
