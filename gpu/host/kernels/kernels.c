@@ -90,7 +90,9 @@ static bool amx_fits(const struct host_ctx *c, const struct ops_attention *a)
 uint64_t host_attention_scratch(const struct host_ctx *c, const struct ops_attention *a,
                                 bool backward)
 {
-    if (amx_fits(c, a)) return kern_amx_floats(a, backward) * sizeof(float) * c->threads + 64;
+    if (amx_fits(c, a))
+        return (kern_amx_floats(a, backward) * c->threads +
+                (backward ? 0 : kern_amx_shared_floats(a))) * sizeof(float) + 64;
     return kern_att_floats(a, backward) * sizeof(float) * c->threads + 64;
 }
 void host_attention_forward(const struct host_ctx *c, const struct ops_attention *a)
