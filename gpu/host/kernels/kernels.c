@@ -40,7 +40,8 @@ void host_transpose(const struct host_ctx *c, const struct host_transpose *a)
 
 void host_gemm(const struct host_ctx *c, const struct host_gemm *g)
 {
-    STK_ASSERT(host_gemm_fits(c, g->k) && (!g->add || g->ct == OPS_F32));
+    STK_ASSERT(host_gemm_fits(c, g->k) && (!g->add || g->ct == OPS_F32) &&
+               (!g->base || !g->add));
     kern_gemm_amx(c, g);
 }
 
