@@ -193,5 +193,7 @@ double host_row_exp(enum cpu_isa isa, float *x, uint64_t n, float max);
 /* The log-sum-exp part alone: the sum of exp(x[i] - max), x unchanged. */
 double host_row_exp_sum(enum cpu_isa isa, const float *x, uint64_t n, float max);
 void host_row_scale(enum cpu_isa isa, float *x, uint64_t n, float factor);
+/* out = x * factor, rounded to bf16. */
+void host_row_scale_bf16(enum cpu_isa isa, const float *x, uint64_t n, float factor, uint16_t *out);
 
 #endif
