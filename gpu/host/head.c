@@ -7,6 +7,7 @@
  * order. */
 #include "gpu/host/host_impl.h"
 
+#include "base/numeric.h"
 #include <math.h>
 #include <string.h>
 
@@ -117,20 +118,24 @@ static void head_logits_out(struct host_job *j, const struct head_run *r, uint64
                    min_u64(r->slice, vocab - v0) * sizeof(float));
 }
 
-/* Rounds a part of the gradient to `at`: f32 in place, or the operand of bf16 products. */
-static void head_store_gradient(const struct head_run *r, float *row, uint64_t at, uint64_t n)
+/* Rounds a part of the gradient to `at`, in place. */
+static void head_round(const struct head_run *r, float *row, uint64_t n)
 {
     uint16_t half[HEAD_PIECE];
-    if (r->prod == OPS_BF16) { /* also for f32 activations: the products' operands are bf16 */
-        convert_f32_to_bf16(row, r->g_buf + at, n);
-        return;
-    }
     if (r->a->at == OPS_F32) return;
     for (uint64_t i = 0; i < n; i += HEAD_PIECE) {
         uint64_t len = min_u64(HEAD_PIECE, n - i);
         convert_f32_to_bf16(row + i, half, len);
         convert_bf16_to_f32(half, row + i, len);
     }
+}
+
+/* A part of a row as the operand of bf16 products (also for f32 activations: operands are bf16). */
+static void head_half(const struct host_job *j, const struct head_run *r, const float *row,
+                      uint64_t at, uint64_t n, double factor)
+{
+    if (factor == 0) memset(r->g_buf + at, 0, n * sizeof *r->g_buf);
+    else host_row_scale_bf16(j->h->ctx.isa, row, n, (float)factor, r->g_buf + at);
 }
 
 /* A token's row of the gradient: factor * exponentials, less at the target; factor 0: all zero. */
@@ -141,11 +146,17 @@ static void head_gradient(const struct host_job *j, const struct head_run *r, fl
     const uint64_t vocab = r->a->vocab;
     for (uint64_t v0 = 0; v0 < vocab; v0 += r->slice) {
         const uint64_t n = min_u64(r->slice, vocab - v0), at = head_at(r, tokens, t, v0);
+        const bool here = target >= 0 && (uint64_t)target >= v0 && (uint64_t)target - v0 < n;
+        const uint64_t own = here ? at + (uint64_t)target - v0 : 0;
+        if (r->prod == OPS_BF16) {
+            head_half(j, r, logits + at, at, n, factor);
+            if (here) r->g_buf[own] = stk_f32_to_bf16((float)at_target);
+            continue;
+        }
         if (factor == 0) memset(logits + at, 0, n * sizeof *logits);
         else host_row_scale(j->h->ctx.isa, logits + at, n, (float)factor);
-        if (target >= 0 && (uint64_t)target >= v0 && (uint64_t)target - v0 < n)
-            logits[at + (uint64_t)target - v0] = (float)at_target;
-        head_store_gradient(r, logits + at, at, n);
+        if (here) logits[own] = (float)at_target;
+        head_round(r, logits + at, n);
     }
 }
 

@@ -89,6 +89,19 @@ static inline __attribute__((always_inline)) void row_scale_body(float *x, uint6
     for (uint64_t i = 0; i < n; i++) x[i] *= factor;
 }
 
+/* out = x * factor, rounded to bf16. */
+static inline __attribute__((always_inline)) void row_scale_bf16_body(const float *x, uint64_t n,
+                                                                      float factor, uint16_t *out)
+{
+#pragma omp simd
+    for (uint64_t i = 0; i < n; i++) {
+        const uint32_t u = stk_f32_bits(x[i] * factor);
+        const uint32_t nan = -(uint32_t)((u & 0x7fffffffu) > 0x7f800000u);
+        const uint32_t near = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16, quiet = (u >> 16) | 0x40u;
+        out[i] = (uint16_t)((near & ~nan) | (quiet & nan));
+    }
+}
+
 /* The same bodies for each instruction set; contraction to fma is off, so the bits agree. */
 #define ROW_VARIANT(suffix, attribute)                                                    \
     attribute static float row_max_##suffix(const float *x, uint64_t n)                   \
@@ -102,6 +115,11 @@ static inline __attribute__((always_inline)) void row_scale_body(float *x, uint6
     attribute static void row_scale_##suffix(float *x, uint64_t n, float factor)          \
     {                                                                                     \
         row_scale_body(x, n, factor);                                                     \
+    }                                                                                     \
+    attribute static void row_scale_bf16_##suffix(const float *x, uint64_t n,             \
+                                                  float factor, uint16_t *out)            \
+    {                                                                                     \
+        row_scale_bf16_body(x, n, factor, out);                                           \
     }
 
 ROW_VARIANT(scalar, )
@@ -130,4 +148,8 @@ double host_row_exp_sum(enum cpu_isa isa, const float *x, uint64_t n, float max)
 void host_row_scale(enum cpu_isa isa, float *x, uint64_t n, float factor)
 {
     ROW_PICK(isa, row_scale)(x, n, factor);
+}
+void host_row_scale_bf16(enum cpu_isa isa, const float *x, uint64_t n, float factor, uint16_t *out)
+{
+    ROW_PICK(isa, row_scale_bf16)(x, n, factor, out);
 }

@@ -100,6 +100,8 @@ struct host_product {
     uint32_t packed;   /* 0 or 1: b is in the layout that host_matmul_layout says; ldb and tb are 0 */
     uint32_t add;      /* 0 or 1: c = c + A B (dst F32 only) */
     uint32_t own;      /* 0 or 1: by host_gemm, not by the library; packed in its layout */
+    const void *base;  /* own only, no part of the shape: c = A B + base, as host_gemm says */
+    uint32_t base_t;
 };
 stk_status host_matmul_open(uint32_t threads, struct host_matmul **out, struct stk_error *err);
 void host_matmul_close(struct host_matmul *mm);
@@ -191,5 +193,7 @@ double host_row_exp(enum cpu_isa isa, float *x, uint64_t n, float max);
 /* The log-sum-exp part alone: the sum of exp(x[i] - max), x unchanged. */
 double host_row_exp_sum(enum cpu_isa isa, const float *x, uint64_t n, float max);
 void host_row_scale(enum cpu_isa isa, float *x, uint64_t n, float factor);
+/* out = x * factor, rounded to bf16. */
+void host_row_scale_bf16(enum cpu_isa isa, const float *x, uint64_t n, float factor, uint16_t *out);
 
 #endif

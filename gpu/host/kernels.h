@@ -50,6 +50,10 @@ struct host_gemm {
     void *c;
     enum ops_dtype ct; /* f32 or bf16 */
     bool add;          /* C = C + A B (f32) */
+    const void *base;  /* C = A B + base (not with add): of base_t, f32 or bf16, rows ldc apart, other
+                        * memory than C (or C itself in bf16); added to the whole sum, then rounded.
+                        * NULL: none */
+    enum ops_dtype base_t;
 };
 static inline bool host_gemm_fits(const struct host_ctx *c, uint64_t k)
 {

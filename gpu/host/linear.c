@@ -56,7 +56,8 @@ static stk_status job_product_run(struct host_job *j, const struct host_product 
     if (p->own) {
         const struct host_gemm g = {
             .m = p->m, .n = p->n, .k = p->k, .lda = p->lda, .ldc = p->ldc,
-            .a = a, .b = b, .c = c, .ct = (enum ops_dtype)p->dst, .add = p->add
+            .a = a, .b = b, .c = c, .ct = (enum ops_dtype)p->dst, .add = p->add,
+            .base = p->base, .base_t = (enum ops_dtype)p->base_t
         };
         host_gemm(&j->h->ctx, &g);
         return STK_OK;
@@ -148,6 +149,7 @@ struct linear_run {
     bool src_converted;
     bool staged; /* f32 product to scratch, then stored with bias, residual and rounding */
     bool added;  /* the product adds to an f32 result itself */
+    bool based;  /* or adds the base on its way to the result */
     uint64_t n_tile, row_tile;
     void *src_buf, *w_buf;
     float *stage;
@@ -186,8 +188,10 @@ static void linear_plan(struct host_job *j, struct linear_run *l)
     uint64_t prod_bytes = ops_dtype_bytes(l->prod);
     l->src_converted = l->src_t != l->prod;
     l->added = l->add && !l->with_bias && !l->other_base && l->dst_t == OPS_F32;
-    l->staged =
-        !l->added && (l->with_bias || l->add || (l->dst_t == OPS_BF16 && l->prod == OPS_F32));
+    l->based = l->add && !l->added && !l->with_bias && l->prod == OPS_BF16 &&
+               host_gemm_fits(&j->h->ctx, l->k);
+    l->staged = !l->added && !l->based &&
+                (l->with_bias || l->add || (l->dst_t == OPS_BF16 && l->prod == OPS_F32));
     l->n_tile = host_tile(l->n, l->k * prod_bytes, LINEAR_SLICE_BYTES);
     l->row_tile = l->rows;
     if (l->src_converted) l->row_tile = host_tile(l->rows, l->k * prod_bytes, LINEAR_SLICE_BYTES);
@@ -245,6 +249,7 @@ static void linear_tile(struct host_job *j, const struct linear_run *l, struct h
         *w = host_right_make(j, &right, from, l->w_buf);
         *made = right;
     }
+    if (l->based) p.base = host_at(l->base, l->base_t, r0 * l->n + n0), p.base_t = l->base_t;
     void *c = l->staged ? (void *)l->stage : host_at_mut(l->dst, l->dst_t, r0 * l->n + n0);
     host_job_product(j, &p, src, *w, c);
     if (l->staged) linear_store(j, l, r0, rows, n0, n);

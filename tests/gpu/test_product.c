@@ -15,7 +15,8 @@ static const struct product_case cases[] = {
 static struct host_gemm gemm_of(const struct product_case *p, const void *a, const void *b, void *c,
                                 enum ops_dtype ct, bool add)
 {
-    return (struct host_gemm){ p->m, p->n, p->k, p->k, p->n + p->gap, a, b, c, ct, add };
+    return (struct host_gemm){ p->m, p->n, p->k, p->k, p->n + p->gap, a, b, c, ct, add, NULL,
+                               OPS_F32 };
 }
 
 static void check_product(const struct product_case *p, enum ops_dtype ct, bool add)
@@ -67,6 +68,58 @@ TEST(product_amx_against_fp64)
         check_product(&cases[i], OPS_F32, false);
         check_product(&cases[i], OPS_F32, true);
         check_product(&cases[i], OPS_BF16, false);
+    }
+}
+
+/* A base is added to the whole sum, once: as an addition after the product; of bf16, in place too. */
+TEST(product_amx_onto_a_base)
+{
+    if (!host_attention_amx_possible()) SKIP("no AMX on this processor");
+    struct host_ctx ctx = { .threads = 2, .isa = cpu_isa_best(), .bf16_products = true, .amx = true };
+    for (size_t n = 0; n < sizeof cases / sizeof cases[0]; n++) {
+        const struct product_case *p = &cases[n];
+        const uint64_t ld = p->n + p->gap;
+        kt_reseed(500 + n);
+        uint16_t *a = kt_random(OPS_BF16, p->m * p->k, 1), *b = kt_random(OPS_BF16, p->k * p->n, 1);
+        void *packed = kt_alloc(host_layout_elems(HOST_GEMM_LAYOUT, p->k, p->n) * 2);
+        const struct host_pack pack = { p->k, p->n, p->n, OPS_BF16, OPS_BF16, false,
+                                        HOST_GEMM_LAYOUT, b, packed };
+        host_pack(&ctx, &pack);
+        uint16_t *half = kt_random(OPS_BF16, p->m * ld, 1), *z = kt_copy(half, p->m * ld * 2);
+        float *base = kt_random(OPS_F32, p->m * ld, 1), *x = kt_random(OPS_F32, p->m * ld, 1);
+        float *y = kt_copy(x, p->m * ld * 4), *was = kt_copy(x, p->m * ld * 4);
+        struct host_gemm alone = gemm_of(p, a, packed, x, OPS_F32, false),
+                         onto = gemm_of(p, a, packed, y, OPS_F32, false);
+        onto.base = base;
+        host_gemm(&ctx, &alone);
+        host_gemm(&ctx, &onto);
+        struct host_gemm place = gemm_of(p, a, packed, z, OPS_BF16, false);
+        place.base = z;
+        place.base_t = OPS_BF16;
+        host_gemm(&ctx, &place);
+        for (uint64_t i = 0; i < p->m; i++)
+            for (uint64_t j = 0; j < ld; j++) {
+                const uint64_t at = i * ld + j;
+                CHECK(j < p->n ? y[at] == x[at] + base[at] : y[at] == was[at]);
+                if (j >= p->n) {
+                    CHECK(z[at] == half[at]);
+                    continue;
+                }
+                /* x is summed in passes, z in one: half a step of bf16, and that of the sums */
+                const double want = (double)x[at] + kt_get(OPS_BF16, half, at);
+                CHECK(kt_near(kt_get(OPS_BF16, z, at), want,
+                              fabs(want) * kt_half_ulp(OPS_BF16) * 1.01 +
+                                  (double)p->k * 0x1p-22));
+            }
+        free(a);
+        free(b);
+        free(packed);
+        free(half);
+        free(z);
+        free(base);
+        free(x);
+        free(y);
+        free(was);
     }
 }
 

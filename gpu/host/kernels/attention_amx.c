@@ -147,25 +147,49 @@ VEC_INLINE __m512i row_bf16(vec_f lanes0, vec_f lanes16)
     return (__m512i)_mm512_cvtne2ps_pbh((__m512)lanes16, (__m512)lanes0);
 }
 
+/* --- exponentials ----------------------------------------------------------------------------- */
+
+#define LOG2_E 1.44269504088896341f
+#define LN_2 0.693147180559945309f
+
+/* 2^x: x = n + r with |r| <= 1/2, the series of 2^r = e^(r ln 2) to the sixth power (its rest is below
+ * 2e-7; what is made of it is rounded to bf16), times 2^n. Below -115 it is 0, which keeps later
+ * products out of the subnormals. NaN stays NaN. */
+VEC_INLINE vec_f exp2_softmax(vec_f x)
+{
+    const __m512 v = (__m512)x;
+    const __mmask16 seen = _mm512_cmp_ps_mask(v, _mm512_set1_ps(-115.0f), _CMP_NLT_UQ);
+    const __m512 n = _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const vec_f r = (vec_f)_mm512_sub_ps(v, n);
+    vec_f p = vec_fma(r, vec_set(0.00015403530f), vec_set(0.0013333558f));
+    p = vec_fma(p, r, vec_set(0.0096181291f));
+    p = vec_fma(p, r, vec_set(0.055504109f));
+    p = vec_fma(p, r, vec_set(0.24022651f));
+    p = vec_fma(p, r, vec_set(LN_2));
+    p = vec_fma(p, r, vec_set(1.0f));
+    return (vec_f)_mm512_maskz_scalef_ps(seen, (__m512)p, n);
+}
+
 /* --- one block of queries --------------------------------------------------------------------- */
 
 struct work {
     const struct ops_attention *a;
     uint64_t dim;
     uint32_t *qt;              /* words of Q transposed [dim / 2][BQ] */
-    uint16_t *qpad, *kpad, *vpad; /* [64][dim] */
+    uint16_t *qpad, *kpad, *vpad; /* [64][dim]; backward: K and V of every block */
     uint32_t *pairs;           /* [32][dim] */
-    uint32_t *vt;              /* V^T [dim][BK] bf16 */
     float *s;                  /* S^T [BK][BQ] */
     uint32_t *pp;              /* rows of P^T (backward: of dS^T) in pairs [BK / 2][BQ] */
     float *ot, *rows;          /* O^T or dQ^T [dim][BQ]; [BQ][dim] */
-    float *m, *l;              /* per lane: maximum and sum; backward: lse and delta */
+    float *m, *l;              /* per lane: maximum (a power of 2) and sum; backward: -lse / ln 2 and
+                                * delta */
     int32_t *first, *pos;      /* per lane: keys first..pos are seen */
     uint32_t *gt, *qp, *gp;    /* backward: words of dO transposed; rows of Q and of dO in pairs */
     float *dp;                 /* dP^T [BK][BQ] */
     uint16_t *p, *ds;          /* P^T, dS^T [BK][BQ] */
     float *dk, *dv;            /* [whole blocks of seq][dim] of one kv head */
     uint32_t *kt;              /* K^T of every block: [dim][BK] bf16 */
+    uint16_t *shared;          /* forward, of all threads: K and V^T of a block, one after the other */
     uint64_t seq_row, t0, nq;
     uint64_t key_min, key_end; /* keys any row sees lie in [key_min, key_end) */
     uint64_t all_min, all_end; /* every row sees at least [all_min, all_end) */
@@ -175,11 +199,17 @@ static uint64_t padded_seq(const struct ops_attention *a) { return (a->seq + BK 
 
 uint64_t kern_amx_floats(const struct ops_attention *a, bool backward)
 {
-    uint64_t dim = a->head_dim, forward = 32 * dim * 6 + 64 * dim * 2 + BQ * BK + BQ * BK / 2 +
+    uint64_t dim = a->head_dim, forward = 32 * dim * 4 + 64 * dim * 2 + BQ * BK + BQ * BK / 2 +
                                           4 * BQ;
     if (!backward) return forward;
     return forward + 32 * dim * 3 + BQ * BK + 2 * (BQ * BK / 2) +
-           padded_seq(a) * dim * 2 + padded_seq(a) * dim / 2;
+           padded_seq(a) * dim * 2 + 3 * (padded_seq(a) * dim / 2);
+}
+
+/* Forward: K and V^T of every block of every kv head, for all threads. */
+uint64_t kern_amx_shared_floats(const struct ops_attention *a)
+{
+    return a->n_seq * a->kv_heads * padded_seq(a) * a->head_dim;
 }
 
 static void work_open(struct work *w, const struct ops_attention *a, float *base, bool backward)
@@ -190,10 +220,8 @@ static void work_open(struct work *w, const struct ops_attention *a, float *base
     w->dim = dim;
     w->qt = (uint32_t *)(void *)base, base += 32 * dim;
     w->qpad = (uint16_t *)(void *)base, base += 32 * dim;
-    w->kpad = (uint16_t *)(void *)base, base += 32 * dim;
     w->vpad = (uint16_t *)(void *)base, base += 32 * dim;
     w->pairs = (uint32_t *)(void *)base, base += 32 * dim;
-    w->vt = (uint32_t *)(void *)base, base += 32 * dim;
     w->ot = base, base += 64 * dim;
     w->rows = base, base += 64 * dim;
     w->s = base, base += BQ * BK;
@@ -211,7 +239,9 @@ static void work_open(struct work *w, const struct ops_attention *a, float *base
     w->ds = (uint16_t *)(void *)base, base += BQ * BK / 2;
     w->dk = base, base += padded_seq(a) * dim;
     w->dv = base, base += padded_seq(a) * dim;
-    w->kt = (uint32_t *)(void *)base;
+    w->kt = (uint32_t *)(void *)base, base += padded_seq(a) * dim / 2;
+    w->kpad = (uint16_t *)(void *)base, base += padded_seq(a) * dim / 2;
+    w->vpad = (uint16_t *)(void *)base;
 }
 
 /* Takes a block of queries of one head: which keys its rows see, and its rows as an operand. */
@@ -245,17 +275,17 @@ static uint64_t keys_from(const struct work *w, uint64_t key)
 {
     return w->a->seq - key < BK ? w->a->seq - key : BK;
 }
-static struct rows keys_of(const struct work *w, uint64_t kv_head, uint64_t key)
+static struct rows keys_of(const struct work *w, uint64_t kv_head, uint64_t key, uint16_t *pad)
 {
     const struct ops_attention *a = w->a;
     return rows_of(a->k, (w->seq_row + key) * a->k_stride + kv_head * a->head_dim, a->k_stride,
-                   keys_from(w, key), w->dim, w->kpad);
+                   keys_from(w, key), w->dim, pad);
 }
-static struct rows values_of(const struct work *w, uint64_t kv_head, uint64_t key)
+static struct rows values_of(const struct work *w, uint64_t kv_head, uint64_t key, uint16_t *pad)
 {
     const struct ops_attention *a = w->a;
     return rows_of(a->v, (w->seq_row + key) * a->v_stride + kv_head * a->head_dim, a->v_stride,
-                   keys_from(w, key), w->dim, w->vpad);
+                   keys_from(w, key), w->dim, pad);
 }
 
 static bool block_whole(const struct work *w, uint64_t key)
@@ -278,12 +308,12 @@ static void against_queries(const struct work *w, struct rows x, const uint32_t 
 
 /* --- forward ---------------------------------------------------------------------------------- */
 
-/* Scores become exp(scale * s - m) with the new maximum m, in pairs of rows; sums and output so far
+/* Scores become 2^(scale / ln 2 * s - m) with the new maximum m, in pairs of rows; sums and output so far
  * are scaled to it. */
 static void softmax_step(struct work *w, uint64_t key)
 {
     const bool whole = block_whole(w, key);
-    const float scale = w->a->scale;
+    const vec_f to_log2 = vec_set(w->a->scale * LOG2_E);
     for (uint64_t lane = 0; lane < BQ; lane += VL) {
         vec_f old = vec_load(w->m + lane), m = vec_set(-INFINITY), sum = { 0 };
         for (uint64_t j = 0; j < BK; j++) {
@@ -293,15 +323,16 @@ static void softmax_step(struct work *w, uint64_t key)
                     s, vec_select(lanes_seeing(w, lane, key + j), vec_load(s), vec_set(-INFINITY)));
             m = vec_max(m, vec_load(s));
         }
-        m = vec_max(old, m * scale);
+        /* A row that has seen nothing yet keeps -FLT_MAX: below, -inf + FLT_MAX is -inf. */
+        m = vec_max(old, m * to_log2);
         for (uint64_t j = 0; j < BK; j += 2) {
             const float *s = w->s + j * BQ + lane;
-            vec_f p0 = vec_exp_softmax(vec_load(s) * scale - m);
-            vec_f p1 = vec_exp_softmax(vec_load(s + BQ) * scale - m);
+            vec_f p0 = exp2_softmax(vec_fma(vec_load(s), to_log2, -m));
+            vec_f p1 = exp2_softmax(vec_fma(vec_load(s + BQ), to_log2, -m));
             sum = (sum + p0) + p1;
             _mm512_store_si512(w->pp + j / 2 * BQ + lane, pair_bf16(p0, p1));
         }
-        vec_f fade = vec_exp_softmax(old - m);
+        vec_f fade = exp2_softmax(old - m);
         vec_store(w->m + lane, m);
         vec_store(w->l + lane, vec_load(w->l + lane) * fade + sum);
         if (_mm512_cmpneq_ps_mask((__m512)fade, _mm512_set1_ps(1.0f)) == 0) continue;
@@ -312,14 +343,14 @@ static void softmax_step(struct work *w, uint64_t key)
     }
 }
 
-/* o = ot / l and lse = m + log l, to their rows. */
+/* o = ot / l and lse = m ln 2 + log l, to their rows. */
 static void forward_close(struct work *w, uint64_t head)
 {
     const struct ops_attention *a = w->a;
     uint64_t row = w->seq_row + w->t0;
     for (uint64_t i = 0; i < w->nq; i++) {
         float l = w->l[i];
-        a->lse[(row + i) * a->heads + head] = l == 0 ? -INFINITY : w->m[i] + logf(l);
+        a->lse[(row + i) * a->heads + head] = l == 0 ? -INFINITY : w->m[i] * LN_2 + logf(l);
         w->l[i] = l == 0 ? 0 : 1.0f / l;
     }
     vec_transpose(w->ot, BQ, w->dim, BQ, w->rows, w->dim);
@@ -327,6 +358,21 @@ static void forward_close(struct work *w, uint64_t head)
         for (uint64_t d = 0; d < w->dim; d += VL)
             vec_store_bf16((uint16_t *)a->o + (row + r) * a->o_stride + head * w->dim + d,
                            vec_load(w->rows + r * w->dim + d) * w->l[r]);
+}
+
+/* One block of keys of one kv head, as both operands: all its queries and heads read them. */
+static uint16_t *shared_at(const struct work *w, uint64_t seq, uint64_t kv_head, uint64_t key)
+{
+    const struct ops_attention *a = w->a;
+    return w->shared + ((seq * a->kv_heads + kv_head) * padded_seq(a) + key) * w->dim * 2;
+}
+static void forward_keys(struct work *w, uint64_t seq, uint64_t kv_head, uint64_t key)
+{
+    uint16_t *k = shared_at(w, seq, kv_head, key);
+    w->seq_row = seq * w->a->seq;
+    keys_of(w, kv_head, key, k);
+    rows_transpose(values_of(w, kv_head, key, w->vpad), w->dim, w->pairs,
+                   (uint32_t *)(void *)(k + BK * w->dim));
 }
 
 static void forward_block(struct work *w, uint64_t seq, uint64_t head, uint64_t block)
@@ -337,10 +383,10 @@ static void forward_block(struct work *w, uint64_t seq, uint64_t head, uint64_t 
     memset(w->ot, 0, dim * BQ * sizeof(float));
     for (uint64_t i = 0; i < BQ; i++) w->m[i] = -FLT_MAX, w->l[i] = 0;
     for (uint64_t key = w->key_min / BK * BK; key < w->key_end; key += BK) {
-        against_queries(w, keys_of(w, kv_head, key), w->qt, w->s);
+        const uint16_t *k = shared_at(w, seq, kv_head, key);
+        against_queries(w, (struct rows){ k, dim }, w->qt, w->s);
         softmax_step(w, key);
-        rows_transpose(values_of(w, kv_head, key), dim, w->pairs, w->vt);
-        const struct prod o = { w->vt, BK * 2, w->pp, BQ, w->ot, BQ, dim, BQ, BK, true };
+        const struct prod o = { k + BK * dim, BK * 2, w->pp, BQ, w->ot, BQ, dim, BQ, BK, true };
         prod_run(&o);
     }
     forward_close(w, head);
@@ -350,12 +396,17 @@ void kern_attention_forward_amx(const struct host_ctx *c, const struct ops_atten
 {
     uint64_t blocks = (a->seq + BQ - 1) / BQ, per_block = a->n_seq * a->heads;
     float *scratch = kern_scratch(&a->scratch);
-    uint64_t floats = kern_amx_floats(a, false);
+    const uint64_t floats = kern_amx_floats(a, false), keys = a->n_seq * a->kv_heads * blocks;
+    uint16_t *shared = (uint16_t *)(void *)(scratch + floats * c->threads);
 #pragma omp parallel num_threads((int)c->threads)
     {
         struct work w;
         work_open(&w, a, scratch + floats * (uint64_t)omp_get_thread_num(), false);
+        w.shared = shared;
         amx_tiles_open(32);
+#pragma omp for schedule(static)
+        for (uint64_t u = 0; u < keys; u++)
+            forward_keys(&w, u / blocks / a->kv_heads, u / blocks % a->kv_heads, u % blocks * BK);
         /* The long blocks (late rows see more keys) first, so that threads end together. */
 #pragma omp for schedule(dynamic, 1)
         for (uint64_t u = 0; u < blocks * per_block; u++)
@@ -366,7 +417,7 @@ void kern_attention_forward_amx(const struct host_ctx *c, const struct ops_atten
 
 /* --- backward --------------------------------------------------------------------------------- */
 
-/* d_o of the block as operands, lse (into m) and delta = sum over d of d_o * o (into l). */
+/* d_o of the block as operands, -lse / ln 2 (into m) and delta = sum over d of d_o * o (into l). */
 static void backward_open(struct work *w, uint64_t head)
 {
     const struct ops_attention *a = w->a;
@@ -378,7 +429,7 @@ static void backward_open(struct work *w, uint64_t head)
         for (uint64_t d = 0; i < w->nq && d < w->dim; d += VL)
             sum = vec_fma(vec_load_bf16(g + d), vec_load_bf16(o + d), sum);
         w->l[i] = _mm512_reduce_add_ps((__m512)sum);
-        w->m[i] = i < w->nq ? a->lse[(row + i) * a->heads + head] : 0;
+        w->m[i] = i < w->nq ? a->lse[(row + i) * a->heads + head] * -LOG2_E : 0;
     }
     /* The rows of q in `qpad` are not needed any more. */
     struct rows g = rows_of(a->d_o, first, a->o_stride, w->nq, w->dim, w->qpad);
@@ -396,7 +447,8 @@ VEC_INLINE void gradients_step(struct work *w, uint64_t key, uint64_t j, uint64_
         UNROLL
         for (int v = 0; v < 2; v++) {
             uint64_t at = lane + (uint64_t)v * VL, i = (j + (uint64_t)k) * BQ + at;
-            vec_f x = vec_exp_softmax(vec_load(w->s + i) * w->a->scale - vec_load(w->m + at));
+            vec_f x = exp2_softmax(vec_fma(vec_load(w->s + i), vec_set(w->a->scale * LOG2_E),
+                                           vec_load(w->m + at)));
             if (!whole) x = (vec_f)(lanes_seeing(w, at, key + j + (uint64_t)k) & (vec_i)x);
             p[k][v] = x;
             x = x * (vec_load(w->dp + i) - vec_load(w->l + at));
@@ -418,11 +470,11 @@ static void gradients(struct work *w, uint64_t key)
         for (uint64_t lane = 0; lane < BQ; lane += 2 * VL) gradients_step(w, key, j, lane, whole);
 }
 
-static void backward_keys(struct work *w, uint64_t kv_head, uint64_t key)
+static void backward_keys(struct work *w, uint64_t key)
 {
     const uint64_t dim = w->dim;
-    against_queries(w, keys_of(w, kv_head, key), w->qt, w->s);
-    against_queries(w, values_of(w, kv_head, key), w->gt, w->dp);
+    against_queries(w, (struct rows){ w->kpad + key * dim, dim }, w->qt, w->s);
+    against_queries(w, (struct rows){ w->vpad + key * dim, dim }, w->gt, w->dp);
     gradients(w, key);
     const struct prod dv = { w->p, BQ * 2, w->gp, dim, w->dv + key * dim, dim, BK, dim, BQ, true };
     prod_run(&dv);
@@ -442,15 +494,14 @@ static void rows_store(void *dst, uint64_t first, uint64_t stride, uint64_t n, u
                            vec_load(src + r * dim + d) * scale);
 }
 
-static void backward_block(struct work *w, uint64_t seq, uint64_t head, uint64_t kv_head,
-                           uint64_t block)
+static void backward_block(struct work *w, uint64_t seq, uint64_t head, uint64_t block)
 {
     const struct ops_attention *a = w->a;
     struct rows q = block_open(w, seq, head, block);
     rows_pair(q, w->dim, w->qp, w->dim);
     backward_open(w, head);
     for (uint64_t key = w->key_min / BK * BK; key < w->key_end; key += BK)
-        backward_keys(w, kv_head, key);
+        backward_keys(w, key);
     vec_transpose(w->ot, BQ, w->dim, BQ, w->rows, w->dim);
     rows_store(a->dq, (w->seq_row + w->t0) * a->q_stride + head * w->dim, a->q_stride, w->nq,
                w->dim, w->rows, a->scale);
@@ -464,10 +515,13 @@ static void backward_head(struct work *w, uint64_t seq, uint64_t kv)
     memset(w->dk, 0, padded_seq(a) * w->dim * sizeof(float));
     memset(w->dv, 0, padded_seq(a) * w->dim * sizeof(float));
     w->seq_row = row;
-    for (uint64_t b = 0; b < blocks; b++)
-        rows_transpose(keys_of(w, kv, b * BK), w->dim, w->pairs, w->kt + b * BK * w->dim / 2);
+    for (uint64_t b = 0; b < blocks; b++) {
+        const uint64_t at = b * BK * w->dim;
+        values_of(w, kv, b * BK, w->vpad + at);
+        rows_transpose(keys_of(w, kv, b * BK, w->kpad + at), w->dim, w->pairs, w->kt + at / 2);
+    }
     for (uint64_t h = kv * group; h < (kv + 1) * group; h++)
-        for (uint64_t b = 0; b < blocks; b++) backward_block(w, seq, h, kv, b);
+        for (uint64_t b = 0; b < blocks; b++) backward_block(w, seq, h, b);
     rows_store(a->dk, row * a->k_stride + col, a->k_stride, a->seq, w->dim, w->dk, a->scale);
     rows_store(a->dv, row * a->v_stride + col, a->v_stride, a->seq, w->dim, w->dv, 1.0f);
 }

@@ -5,6 +5,7 @@
 const bool kern_amx_built = false;
 
 uint64_t kern_amx_floats(const struct ops_attention *a, bool backward) { return 0; }
+uint64_t kern_amx_shared_floats(const struct ops_attention *a) { return 0; }
 void kern_gemm_amx(const struct host_ctx *c, const struct host_gemm *g)
 {
     STK_ASSERT(!"built without AMX");

@@ -9,7 +9,7 @@
 
 #include <math.h>
 
-enum { CHUNK = 4096, ROPE_PAIRS = 128 };
+enum { CHUNK = 4096, ROPE_PAIRS = 128, ROPE_FAR = 1 << 19 };
 
 /* --- rotary --- */
 
@@ -26,6 +26,41 @@ static void rope_head(enum ops_dtype xt, const void *x, enum ops_dtype at, void 
         vec_f cv = vec_load(cs + i), sv = vec_load(sn + i);
         vec_put(at, y, first + i, n - i, lo * cv - hi * sv);
         vec_put(at, y, first + half + i, n - i, hi * cv + lo * sv);
+    }
+}
+
+/* cos and sin of n angles pos * inv_freq, times `factor` (sin: times `sign` too). In fp64:
+ * x = q pi/2 + r with |r| <= pi/4 (pi/2 in two parts, the first of 33 bits, so that q times it is exact
+ * below ROPE_FAR), the series of sin r to r^11 and of cos r to r^12 (their rests are below 1e-11),
+ * rounded to fp32 once. Additions and multiplications only: the same bits on every machine. */
+static void rope_angles(float pos, const float *inv_freq, uint64_t n, float factor, float sign,
+                        float *cs, float *sn)
+{
+    const double magic = 6755399441055744.0; /* 1.5 * 2^52: adding it rounds to an integer */
+#pragma omp simd
+    for (uint64_t i = 0; i < n; i++) {
+        const double x = (double)(pos * inv_freq[i]), t = x * 0x1.45f306dc9c883p-1 + magic;
+        const double q = t - magic, r = (x - q * 0x1.921fb544p+0) - q * 0x1.0b4611a626331p-34;
+        const double z = r * r;
+        double s = z * (-1.0 / 39916800) + 1.0 / 362880, c = z * (1.0 / 479001600) - 1.0 / 3628800;
+        s = z * s - 1.0 / 5040;
+        s = z * s + 1.0 / 120;
+        s = z * s - 1.0 / 6;
+        s = r + r * (z * s);
+        c = z * c + 1.0 / 40320;
+        c = z * c - 1.0 / 720;
+        c = z * c + 1.0 / 24;
+        c = z * c - 0.5;
+        c = z * c + 1.0;
+        /* Quarter q mod 4: 0, 1, 2, 3 or -1. */
+        const double half = q * 0.5, near = (half + magic) - magic, odd = half - near;
+        const double turns = (near * 0.5 + magic) - magic, flip = near - 2 * turns;
+        const bool swap = odd != 0;
+        /* q = 2 near + 2 odd: sin(x) = +-sin r or +-cos r. */
+        const double sin_x = swap ? c * (2 * odd) : s, cos_x = swap ? -s * (2 * odd) : c;
+        const double turn = 1.0 - 2.0 * flip * flip;
+        sn[i] = (float)(sin_x * turn) * factor * sign;
+        cs[i] = (float)(cos_x * turn) * factor;
     }
 }
 
@@ -50,7 +85,10 @@ void KERN_NAME(kern_rope)(const struct host_ctx *c, const struct ops_rope *a)
         for (uint64_t i0 = 0; i0 < half; i0 += ROPE_PAIRS) {
             float cs[ROPE_PAIRS] = { 0 }, sn[ROPE_PAIRS] = { 0 };
             uint64_t n = half - i0 < ROPE_PAIRS ? half - i0 : ROPE_PAIRS;
-            for (uint64_t i = 0; i < n; i++) {
+            if (a->pos[t] < ROPE_FAR)
+                rope_angles((float)a->pos[t], a->inv_freq + i0, n, a->attention_factor,
+                            a->inverse ? -1.0f : 1.0f, cs, sn);
+            for (uint64_t i = 0; i < n && a->pos[t] >= ROPE_FAR; i++) {
                 float s, co;
                 sincosf((float)a->pos[t] * a->inv_freq[i0 + i], &s, &co);
                 cs[i] = co * a->attention_factor;

@@ -48,6 +48,7 @@ struct kern_table {
 /* attention_amx.c: bf16 activations, head dimensions that are multiples of 32. Scratch of one thread,
  * in floats. */
 uint64_t kern_amx_floats(const struct ops_attention *a, bool backward);
+uint64_t kern_amx_shared_floats(const struct ops_attention *a); /* of a forward, besides */
 void kern_attention_forward_amx(const struct host_ctx *c, const struct ops_attention *a);
 void kern_attention_backward_amx(const struct host_ctx *c, const struct ops_attention *a);
 void kern_gemm_amx(const struct host_ctx *c, const struct host_gemm *g); /* product_amx.c */

@@ -40,7 +40,8 @@ void host_transpose(const struct host_ctx *c, const struct host_transpose *a)
 
 void host_gemm(const struct host_ctx *c, const struct host_gemm *g)
 {
-    STK_ASSERT(host_gemm_fits(c, g->k) && (!g->add || g->ct == OPS_F32));
+    STK_ASSERT(host_gemm_fits(c, g->k) && (!g->add || g->ct == OPS_F32) &&
+               (!g->base || !g->add));
     kern_gemm_amx(c, g);
 }
 
@@ -90,7 +91,9 @@ static bool amx_fits(const struct host_ctx *c, const struct ops_attention *a)
 uint64_t host_attention_scratch(const struct host_ctx *c, const struct ops_attention *a,
                                 bool backward)
 {
-    if (amx_fits(c, a)) return kern_amx_floats(a, backward) * sizeof(float) * c->threads + 64;
+    if (amx_fits(c, a))
+        return (kern_amx_floats(a, backward) * c->threads +
+                (backward ? 0 : kern_amx_shared_floats(a))) * sizeof(float) + 64;
     return kern_att_floats(a, backward) * sizeof(float) * c->threads + 64;
 }
 void host_attention_forward(const struct host_ctx *c, const struct ops_attention *a)

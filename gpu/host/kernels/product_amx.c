@@ -32,6 +32,7 @@ enum {
 struct square {
     float sum[SQUARE * SQUARE] __attribute__((aligned(64)));
     void *c;
+    const void *base;              /* of its first element; NULL: none */
     uint64_t rows, cols;
     bool add;
 };
@@ -44,6 +45,20 @@ struct walk {
     float part[ROWS_MAX * SQUARE] __attribute__((aligned(64)));
 };
 
+VEC_INLINE __m512 base_get(const struct host_gemm *g, const void *base, uint64_t i, __mmask16 mask)
+{
+    if (g->base_t == OPS_F32) return _mm512_maskz_loadu_ps(mask, (const float *)base + i);
+    const __m256i half = _mm256_maskz_loadu_epi16(mask, (const uint16_t *)base + i);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+
+VEC_INLINE void base_add(const struct host_gemm *g, const struct square *s, uint64_t r, __mmask16 lo,
+                         __mmask16 hi, __m512 *x, __m512 *y)
+{
+    *x = _mm512_add_ps(*x, base_get(g, s->base, r * g->ldc, lo));
+    *y = _mm512_add_ps(*y, base_get(g, s->base, r * g->ldc + 16, hi));
+}
+
 VEC_INLINE void row_out(const struct host_gemm *g, const struct square *s, uint64_t r)
 {
     const __mmask16 lo = s->cols >= 16 ? 0xffff : (__mmask16)((1u << s->cols) - 1),
@@ -52,6 +67,7 @@ VEC_INLINE void row_out(const struct host_gemm *g, const struct square *s, uint6
                                          : (__mmask16)((1u << (s->cols - 16)) - 1);
     __m512 x = _mm512_load_ps(s->sum + r * SQUARE), y = _mm512_load_ps(s->sum + r * SQUARE + 16);
     if (g->ct == OPS_BF16) {
+        if (s->base) base_add(g, s, r, lo, hi, &x, &y);
         uint16_t *c = (uint16_t *)s->c + r * g->ldc;
         _mm512_mask_storeu_epi16(c, ((__mmask32)hi << 16) | lo, (__m512i)_mm512_cvtne2ps_pbh(y, x));
         return;
@@ -61,6 +77,7 @@ VEC_INLINE void row_out(const struct host_gemm *g, const struct square *s, uint6
         x = _mm512_add_ps(_mm512_maskz_loadu_ps(lo, c), x);
         y = _mm512_add_ps(_mm512_maskz_loadu_ps(hi, c + 16), y);
     }
+    if (s->base) base_add(g, s, r, lo, hi, &x, &y);
     _mm512_mask_storeu_ps(c, lo, x);
     _mm512_mask_storeu_ps(c + 16, hi, y);
 }
@@ -82,6 +99,8 @@ struct step {
     uint64_t b_lines;
     char *c;                       /* fetched to be written; NULL: not yet */
     uint64_t c_bytes, c_row_bytes; /* of a row of the square; from row to row */
+    const char *base;              /* fetched likewise, to be read; NULL: none */
+    uint64_t base_bytes, base_row_bytes;
 };
 
 VEC_INLINE void fetch(const struct step *s, uint64_t k)
@@ -98,6 +117,7 @@ static __attribute__((noinline)) void step_run(struct walk *w, const struct step
     const uint64_t as = s->a_bytes, per = (SQUARE + s->k_steps - 1) / s->k_steps;
     const char *a = s->a, *a2 = s->rows > 16 ? a + 16 * as : a, *b = s->b;
     char *c = s->c;
+    const char *base = s->base;
     uint64_t done = 0, c_rows = c ? s->rows : 0;
     AMX_MEMORY_BARRIER();
     if (s->from) {
@@ -120,6 +140,10 @@ static __attribute__((noinline)) void step_run(struct walk *w, const struct step
         for (uint64_t i = 0; i < per && c_rows; i++, c_rows--, c += s->c_row_bytes) {
             __builtin_prefetch(c, 1);
             if (s->c_bytes > 64) __builtin_prefetch(c + 64, 1);
+            if (!base) continue;
+            __builtin_prefetch(base);
+            if (s->base_bytes > 64) __builtin_prefetch(base + 64);
+            base += s->base_row_bytes;
         }
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
@@ -142,7 +166,7 @@ static void piece_run(struct walk *w, uint64_t m0, uint64_t m1, uint64_t n0, uin
     const struct host_gemm *g = w->g;
     const uint64_t panel = g->k / K_STEP * PIECE_BYTES, k = w->k0 + at;
     const uint64_t squares = (m1 - m0 + SQUARE - 1) / SQUARE;
-    const bool first = at == 0, last = at + len == w->k;
+    const bool first = at == 0, last = at + len == w->k, whole = last && w->k0 + w->k == g->k;
     const char *b = (const char *)g->b + n0 / SQUARE * panel + k / K_STEP * PIECE_BYTES;
     const char *next = last ? b + panel - (w->k - len) / K_STEP * PIECE_BYTES
                             : b + len / K_STEP * PIECE_BYTES;
@@ -152,6 +176,8 @@ static void piece_run(struct walk *w, uint64_t m0, uint64_t m1, uint64_t n0, uin
         float *part = w->part + (i - m0) * SQUARE;
         const uint64_t rows = m1 - i < SQUARE ? m1 - i : SQUARE;
         const uint64_t c_elem = i * g->ldc + n0, elem = ops_dtype_bytes(g->ct);
+        const uint64_t base_elem = ops_dtype_bytes(g->base_t);
+        const char *base = whole && g->base ? (const char *)g->base + c_elem * base_elem : NULL;
         struct step s = {
             .a = (const char *)(g->a + i * g->lda + k),
             .a_bytes = g->lda * 2,
@@ -166,12 +192,16 @@ static void piece_run(struct walk *w, uint64_t m0, uint64_t m1, uint64_t n0, uin
             .c = last ? (char *)g->c + c_elem * elem : NULL,
             .c_bytes = SQUARE * elem,
             .c_row_bytes = g->ldc * elem,
+            .base = base,
+            .base_bytes = SQUARE * base_elem,
+            .base_row_bytes = g->ldc * base_elem,
         };
         if (rows < SQUARE) amx_tiles_open(rows);
         step_run(w, &s);
         if (rows < SQUARE) amx_tiles_open(SQUARE);
         if (!last) continue;
         sq->c = (char *)g->c + c_elem * elem;
+        sq->base = base;
         sq->rows = rows;
         sq->cols = g->n - n0 < SQUARE ? g->n - n0 : SQUARE;
         sq->add = g->add || w->k0 > 0;
