@@ -421,6 +421,7 @@ void update_job(struct run_op *op, void (*slice)(void *, uint32_t, uint32_t), vo
     op->job.fn = slice;
     op->job.arg = op;
     op->job.n_slices = exec_team_members(team);
+    op->job.beside = true; /* what it depends on is complete, or it would not have been ready */
     op->job.done_lane = e->lane;
     op->job.done = &op->task;
     exec_team_run(team, &op->job);

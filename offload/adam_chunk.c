@@ -43,6 +43,19 @@ static bool joins(const struct stk_layout *l, const struct adam_coef *coef, uint
            memcmp(&coef[first], &coef[t + 1], sizeof *coef) == 0;
 }
 
+/* Neighbours are joined up to about so many elements, and what is known of a tensor is fetched so many
+ * tensors ahead: the tables of small tensors, 80 bytes each, then come beside the arithmetic, not before it
+ * (a third of the time, measured). */
+enum { JOINED_ELEMS = 1024, TABLES_AHEAD = 24 };
+
+/* May point past the tables' ends: a prefetch reads nothing that the program sees. */
+static inline void fetch_tables(const struct stk_layout *l, const struct adam_coef *coef, uint32_t t)
+{
+    uint64_t at = (uint64_t)t + TABLES_AHEAD;
+    __builtin_prefetch((const void *)((uintptr_t)l->tensors + at * sizeof *l->tensors));
+    __builtin_prefetch((const void *)((uintptr_t)coef + at * sizeof *coef));
+}
+
 void adam_pieces(const struct stk_layout *l, const struct stk_chunk *c, uint32_t begin,
                  uint32_t end, const struct adam_coef *coef,
                  void (*fn)(void *arg, uint32_t tensor, uint64_t tensor_elem, uint32_t chunk_elem,
@@ -51,18 +64,22 @@ void adam_pieces(const struct stk_layout *l, const struct stk_chunk *c, uint32_t
 {
     const struct stk_block *b = &l->blocks[c->block];
     uint64_t from = c->first_elem + begin, to = c->first_elem + end;
-    uint32_t past = b->first_tensor + b->n_tensors;
+    uint32_t past = b->first_tensor + b->n_tensors, saved = adam_begin();
     for (uint32_t t = first_tensor(l, b, from); t < past && l->tensors[t].first_elem < to; t++) {
         const struct stk_tensor *x = &l->tensors[t];
         uint32_t first = t;
         uint64_t lo = x->first_elem > from ? x->first_elem : from;
         uint64_t hi = x->first_elem + x->n_elems;
+        fetch_tables(l, coef, t);
         if (!x->touched || hi <= lo) continue;
-        for (; hi < to && t + 1 < past && joins(l, coef, first, t); t++)
+        for (; hi < to && hi - lo < JOINED_ELEMS && t + 1 < past && joins(l, coef, first, t); t++) {
+            fetch_tables(l, coef, t + 1);
             hi = l->tensors[t + 1].first_elem + l->tensors[t + 1].n_elems;
+        }
         if (hi > to) hi = to;
         fn(arg, first, lo - x->first_elem, (uint32_t)(lo - c->first_elem), (uint32_t)(hi - lo));
     }
+    adam_end(saved);
 }
 
 struct chunk_step {

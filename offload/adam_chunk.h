@@ -26,7 +26,8 @@ struct adam_span adam_chunk_span(enum chunk_dtype dtype, const struct stk_chunk 
  * set, and neighbours with equal coefficients in one call, which names the first of them. The
  * padding between them is in it: it holds zeros and they stay zero, and so a tensor of a hundred
  * elements costs no more per byte than one of a billion. Not with eps = 0, where 0 / 0 would leave
- * NaNs there. coef: of each tensor of the layout; those not touched are not read. */
+ * NaNs there. coef: of each tensor of the layout; those not touched are not read. fn runs between
+ * adam_begin and adam_end. */
 void adam_pieces(const struct stk_layout *l, const struct stk_chunk *c, uint32_t begin,
                  uint32_t end, const struct adam_coef *coef,
                  void (*fn)(void *arg, uint32_t tensor, uint64_t tensor_elem, uint32_t chunk_elem,

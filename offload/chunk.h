@@ -58,17 +58,17 @@ enum chunk_dtype { CHUNK_BF16, CHUNK_FP16 };
 enum chunk_moments { CHUNK_MOMENTS_F32, CHUNK_MOMENTS_BF16, CHUNK_MOMENTS_8BIT };
 #define CHUNK_NO_EXTENT UINT32_MAX
 
-struct stk_tensor {
+struct stk_tensor {         /* no gaps: an update reads them all, and there may be a million */
     char *name;             /* owned */
     uint32_t block;
-    uint64_t n_elems;
-    uint64_t first_elem;    /* in the block's flat vector; a multiple of 64 */
     bool frozen;
     bool decay;             /* weight decay applies */
-    uint64_t steps;         /* updates applied to this tensor: Adam's t. Engine lane */
     bool touched;           /* the due update applies to it. Application's thread between runs */
     bool got_gradient;      /* own order: a gradient arrived in this step; becomes `touched` at its
                              * end */
+    uint64_t n_elems;
+    uint64_t first_elem;    /* in the block's flat vector; a multiple of 64 */
+    uint64_t steps;         /* updates applied to this tensor: Adam's t. Engine lane */
 };
 
 struct stk_block {
