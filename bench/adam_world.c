@@ -19,7 +19,8 @@ struct adam_world {
     uint64_t n, memory_bytes;
     uint32_t threads;
     uint8_t *memory;
-    struct adam_coef coef, *coefs; /* coefs: of every tensor of the layout with most */
+    struct adam_coef coef;
+    struct adam_coefs coefs; /* of every tensor of the layout with most */
     struct exec *ex;
     struct exec_lane *lane;
     struct exec_team *team;
@@ -88,11 +89,11 @@ static stk_status open_chunks(struct adam_world *w, struct stk_error *err)
     STK_TRY(make_layout(w, 1, w->n, &w->layout[0], err));
     STK_TRY(make_layout(w, (uint32_t)small, ADAM_SMALL_ELEMS, &w->layout[1], err));
     w->jobs = sys_calloc(w->layout[0]->n_chunks, sizeof *w->jobs);
-    w->coefs = sys_calloc(small, sizeof *w->coefs);
-    if (!w->jobs || !w->coefs)
+    if (!w->jobs || !adam_coefs_alloc(&w->coefs, (uint32_t)small))
         return stk_error_set(err, STK_ERR_NOMEM, errno, "bench adam: no memory for %llu tensors",
                              (unsigned long long)small);
-    for (uint64_t i = 0; i < small; i++) w->coefs[i] = w->coef;
+    w->coefs.set[0] = w->coef;
+    for (uint64_t i = 0; i < small; i++) w->coefs.of[i] = 0;
     return open_team(w, err);
 }
 
@@ -130,7 +131,7 @@ void adam_world_close(struct adam_world *w)
     exec_close(w->ex); /* its lanes, too */
     for (int i = 0; i < 2; i++) layout_free(w->layout[i]);
     sys_munmap(w->memory, w->memory_bytes);
-    sys_free(w->coefs);
+    adam_coefs_free(&w->coefs);
     sys_free(w->jobs);
     sys_free(w);
 }
@@ -289,7 +290,7 @@ static void narrow_piece(void *arg, uint32_t tensor, uint64_t tensor_elem, uint3
     (void)tensor_elem;
     s.exp_avg = s.exp_avg_sq = NULL;
     s.way = w->way;
-    adam_narrow_run(w->kernel, w->now_layout, &s, &x->moments, chunk_elem, &d, &w->coefs[tensor],
+    adam_narrow_run(w->kernel, w->now_layout, &s, &x->moments, chunk_elem, &d, adam_coef_of(&w->coefs, tensor),
                     false);
 }
 
@@ -306,12 +307,12 @@ static void chunk_slice(void *arg, uint32_t slice, uint32_t n_slices)
                                                                      c->first_elem),
                              .grad = grad_at(w, w->now_layout) + 2 * c->first_elem };
     if (w->moments == CHUNK_MOMENTS_F32) {
-        adam_chunk_run(w->kernel, w->way, w->now, c, &at, w->coefs, from, to);
+        adam_chunk_run(w->kernel, w->way, w->now, c, &at, &w->coefs, from, to);
         return;
     }
     struct narrow_walk x = { .w = w, .c = c, .at = &at };
     adam_moments_at(w->now, c, at.opt, &x.moments);
-    adam_pieces(w->now, c, from, to, w->coefs, narrow_piece, &x);
+    adam_pieces(w->now, c, from, to, &w->coefs, narrow_piece, &x);
 }
 
 static void all_done(void *arg) { exec_event_set(arg); }

@@ -291,7 +291,7 @@ bool update_span(const struct update_slice *u, uint32_t tensor, uint32_t chunk_e
 {
     uint32_t from = chunk_elem > u->begin ? chunk_elem : u->begin;
     uint32_t to = chunk_elem + n < u->end ? chunk_elem + n : u->end;
-    if (from >= to || !u->e->layout->tensors[tensor].touched) return false;
+    if (from >= to) return false;
     uint64_t first = u->e->layout->dtype == CHUNK_BF16 ? 2 : 4; /* bytes of low or master */
     bool wide = u->moments.kind == CHUNK_MOMENTS_F32; /* else they are only in u->moments */
     *at = from;
@@ -342,7 +342,7 @@ void update_slice_fill(stk_engine *e, const struct plan_node *n, uint32_t slice,
     *u = (struct update_slice){
         .e = e,
         .layout = e->layout->dtype == CHUNK_BF16 ? ADAM_BF16_SPLIT : ADAM_FP16,
-        .coef = e->coef,
+        .coef = &e->coef,
         .param = update_state(e, n, CHUNK_PARAM),
         .opt = update_state(e, n, CHUNK_OPT),
         .grad = update_state(e, n, CHUNK_GRAD),
@@ -363,7 +363,7 @@ void update_piece(void *arg, uint32_t tensor, uint64_t tensor_elem, uint32_t chu
     (void)tensor_elem;
     if (!update_span(u, tensor, chunk_elem, n, &s, &at)) return;
     if (u->param_out) s.param_out = u->param_out + 2ull * at;
-    adam_narrow_run(u->e->adam, u->layout, &s, &u->moments, at, &u->dither, &u->coef[tensor],
+    adam_narrow_run(u->e->adam, u->layout, &s, &u->moments, at, &u->dither, adam_coef_of(u->coef, tensor),
                     u->param_out != NULL);
 }
 

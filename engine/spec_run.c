@@ -224,7 +224,7 @@ static void record_piece(void *arg, uint32_t tensor, uint64_t tensor_elem, uint3
     struct adam_record r = { .code = w->codes + at,
                              .side = head + 1,
                              .side_cap = w->side_cap - w->at->side_n - 1 };
-    if (!adam_step_recorded(w->u.e->adam, w->u.layout, &s, &w->u.coef[tensor], &r)) return;
+    if (!adam_step_recorded(w->u.e->adam, w->u.layout, &s, adam_coef_of(w->u.coef, tensor), &r)) return;
     w->at->overflow = false;
     w->at->pieces++;
     w->at->side_n += 1 + r.side_n;
@@ -243,7 +243,7 @@ static void undo_piece(void *arg, uint32_t tensor, uint64_t tensor_elem, uint32_
                              .side = w->side + 1,
                              .side_cap = w->side->elem,
                              .side_n = w->side->elem };
-    adam_undo(w->u.e->adam, w->u.layout, &s, &w->u.coef[tensor], &r);
+    adam_undo(w->u.e->adam, w->u.layout, &s, adam_coef_of(w->u.coef, tensor), &r);
     w->side += 1 + r.side_n;
     w->pieces++;
 }
@@ -257,7 +257,7 @@ static void record_slice(void *arg, uint32_t slice, uint32_t n_slices)
     const struct stk_chunk *c = &e->layout->chunks[n->chunk];
     struct spec_walk w;
     walk_begin(e, n, slice, n_slices, &w);
-    w.u.coef = e->spec->coef;
+    w.u.coef = &e->spec->coef;
     if (c->home[CHUNK_OPT] == CHUNK_HOST) {
         *w.at = (struct spec_slice){ 0 };
         adam_pieces(e->layout, c, w.u.begin, w.u.end, w.u.coef, record_piece, &w);
@@ -279,7 +279,7 @@ static void undo_slice(void *arg, uint32_t slice, uint32_t n_slices)
     const struct stk_chunk *c = &e->layout->chunks[n->chunk];
     struct spec_walk w;
     walk_begin(e, n, slice, n_slices, &w);
-    w.u.coef = n->kind == PLAN_UNDO ? e->spec->coef_made : e->spec->coef;
+    w.u.coef = n->kind == PLAN_UNDO ? &e->spec->coef_made : &e->spec->coef;
     if (c->home[CHUNK_OPT] == CHUNK_HOST)
         adam_pieces(e->layout, c, w.u.begin, w.u.end, w.u.coef, undo_piece, &w);
     else

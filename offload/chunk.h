@@ -58,7 +58,7 @@ enum chunk_dtype { CHUNK_BF16, CHUNK_FP16 };
 enum chunk_moments { CHUNK_MOMENTS_F32, CHUNK_MOMENTS_BF16, CHUNK_MOMENTS_8BIT };
 #define CHUNK_NO_EXTENT UINT32_MAX
 
-struct stk_tensor {         /* no gaps: an update reads them all, and there may be a million */
+struct stk_tensor {
     char *name;             /* owned */
     uint32_t block;
     bool frozen;
@@ -107,6 +107,8 @@ struct stk_layout {
     struct stk_block *blocks;
     struct stk_tensor *tensors;             /* in block order; inside a block trainable ones first
                                              * (the order of the flat vector) */
+    uint64_t *tensor_first;                 /* first_elem of each, dense: an update looks at all of
+                                             * them, and there may be a million */
     struct stk_chunk *chunks;
     uint64_t params, params_trainable;      /* without padding */
 };
