@@ -327,7 +327,7 @@ static void run_chunks(struct adam_world *w, struct stk_layout *layout)
     for (uint32_t i = 0; i < layout->n_chunks; i++) {
         struct chunk_job *j = &w->jobs[i];
         *j = (struct chunk_job){ .w = w, .chunk = i };
-        j->job = (struct exec_team_job){ .fn = chunk_slice, .arg = j, .n_slices = w->threads,
+        j->job = (struct exec_team_job){ .fn = chunk_slice, .arg = j, .n_slices = ADAM_MEMBER_SLICES * w->threads,
                                           .beside = true };
         if (i + 1 == layout->n_chunks) j->job.done_lane = w->lane, j->job.done = &w->done_task;
         exec_team_run(w->team, &j->job);

@@ -280,7 +280,7 @@ static bool issue_hand_over(stk_engine *e, uint32_t node)
     const struct plan_node *n = node_of(e, node);
     if (n->resource == PLAN_COPY_IN_LINK) return issue_copy(e, node);
     struct run_op *op = run_op_take(e, n->resource, node);
-    if (op) update_job(op, hand_over_slice, hand_over_done);
+    if (op) update_job(op, 1, hand_over_slice, hand_over_done);
     return op != NULL;
 }
 
@@ -412,7 +412,7 @@ static void update_done(void *arg)
     exec_post(e->lane, &e->pump_task);
 }
 
-void update_job(struct run_op *op, void (*slice)(void *, uint32_t, uint32_t), void (*done)(void *))
+void update_job(struct run_op *op, uint32_t each, void (*slice)(void *, uint32_t, uint32_t), void (*done)(void *))
 {
     stk_engine *e = op->e;
     uint32_t chunk = node_of(e, op->node)->chunk;
@@ -420,7 +420,7 @@ void update_job(struct run_op *op, void (*slice)(void *, uint32_t, uint32_t), vo
     exec_task_init(&op->task, done, op);
     op->job.fn = slice;
     op->job.arg = op;
-    op->job.n_slices = exec_team_members(team);
+    op->job.n_slices = each * exec_team_members(team);
     op->job.beside = true; /* what it depends on is complete, or it would not have been ready */
     op->job.done_lane = e->lane;
     op->job.done = &op->task;
@@ -430,7 +430,9 @@ void update_job(struct run_op *op, void (*slice)(void *, uint32_t, uint32_t), vo
 static bool issue_update(stk_engine *e, uint32_t node)
 {
     struct run_op *op = run_op_take(e, node_of(e, node)->resource, node);
-    if (op) update_job(op, update_slice_run, update_done);
+    /* the simulation's time does not depend on it */
+    uint32_t each = exec_kind_of(e->ex) == EXEC_THREADS ? ADAM_MEMBER_SLICES : 1;
+    if (op) update_job(op, each, update_slice_run, update_done);
     return op != NULL;
 }
 

@@ -320,7 +320,7 @@ static void recorded(void *arg)
     for (uint32_t i = 0; at_home(e, n->chunk) && i < op->job.n_slices; i++)
         overflow |= c->slices[i].overflow;
     if (overflow) {
-        update_job(op, undo_slice, overflow_undone);
+        update_job(op, 1, undo_slice, overflow_undone);
         return;
     }
     c->rest_next /= 2;
@@ -334,7 +334,7 @@ static void recorded(void *arg)
 bool spec_issue_update(stk_engine *e, uint32_t node)
 {
     struct run_op *op = run_op_take(e, PLAN_UPDATE_TEAM, node);
-    if (op) update_job(op, record_slice, recorded);
+    if (op) update_job(op, 1, record_slice, recorded);
     return op != NULL;
 }
 
@@ -372,6 +372,6 @@ bool spec_issue_undo(stk_engine *e, uint32_t node)
         return true;
     }
     struct run_op *op = run_op_take(e, PLAN_UPDATE_TEAM, node);
-    if (op) update_job(op, undo_slice, undone);
+    if (op) update_job(op, 1, undo_slice, undone);
     return op != NULL;
 }

@@ -30,7 +30,7 @@ void update_piece(void *arg, uint32_t tensor, uint64_t tensor_elem, uint32_t chu
                   uint32_t n);
 /* Device sim: the time that a slice of so many bytes takes. Update team, at the slice's end. */
 void update_model_team(const stk_engine *e, uint64_t bytes);
-/* Engine lane: runs `slice` with the op over the team, then `done` on the lane. */
-void update_job(struct run_op *op, void (*slice)(void *, uint32_t, uint32_t), void (*done)(void *));
+/* Engine lane: runs `slice` with the op over the team, so many slices a member, then `done` on the lane. */
+void update_job(struct run_op *op, uint32_t each, void (*slice)(void *, uint32_t, uint32_t), void (*done)(void *));
 
 #endif
