@@ -35,18 +35,9 @@ static uint32_t tensor_at(const struct stk_layout *l, const struct stk_block *b,
     return low;
 }
 
-/* Neighbours are joined up to so many elements, and the tables fetched so many tensors ahead: they come
- * while arithmetic runs. The processor's own prefetching loses them among the arrays of the state, and each of
- * their lines was waited for (a third of the time, measured). */
-enum { JOINED_ELEMS = 2048, TABLES_AHEAD = 128 };
-
-/* May point past the tables' ends: a prefetch reads nothing that the program sees. */
-static inline void fetch_tables(const struct stk_layout *l, const struct adam_coefs *coefs, uint32_t t)
-{
-    uint64_t at = (uint64_t)t + TABLES_AHEAD;
-    __builtin_prefetch((const void *)((uintptr_t)l->tensor_first + at * sizeof *l->tensor_first));
-    __builtin_prefetch((const void *)((uintptr_t)coefs->of + at * sizeof *coefs->of));
-}
+/* Neighbours are joined up to so many elements: the tables of the next ones are then read while the arithmetic of
+ * these goes on. Fetching the tables ahead is no help (measured: slower, those lines hold up the state's). */
+enum { JOINED_ELEMS = 512 };
 
 void adam_pieces(const struct stk_layout *l, const struct stk_chunk *c, uint32_t begin,
                  uint32_t end, const struct adam_coefs *coefs,
@@ -61,12 +52,11 @@ void adam_pieces(const struct stk_layout *l, const struct stk_chunk *c, uint32_t
     uint32_t saved = adam_begin();
     for (uint32_t t = tensor_at(l, b, from); t < past && first[t] < to; t++) {
         uint32_t run = t, set = of[t];
-        fetch_tables(l, coefs, t);
         if (set == ADAM_COEF_NONE) continue;
         bool joins = coefs->set[set].eps > 0.0f;
         uint64_t lo = first[t] > from ? first[t] : from, most = lo + JOINED_ELEMS;
         while (joins && t + 1 < past && of[t + 1] == set && first[t + 1] < to && first[t + 1] < most)
-            fetch_tables(l, coefs, ++t);
+            t++;
         /* with the padding if another step follows it: l->tensors is not looked at then */
         bool padded = joins && t + 1 < past && of[t + 1] != ADAM_COEF_NONE;
         uint64_t hi = padded ? first[t + 1] : first[t] + l->tensors[t].n_elems;
