@@ -99,14 +99,21 @@ void cpu_name(char *buf, size_t size_bytes)
 
 enum { MXCSR_FTZ_DAZ = 0x8040 };
 
+bool cpu_ftz_was_on(uint32_t saved) { return (saved & MXCSR_FTZ_DAZ) == MXCSR_FTZ_DAZ; }
+
 uint32_t cpu_ftz_enter(void)
 {
     uint32_t saved = _mm_getcsr();
-    _mm_setcsr(saved | MXCSR_FTZ_DAZ);
+    if (!cpu_ftz_was_on(saved)) _mm_setcsr(saved | MXCSR_FTZ_DAZ);
     return saved;
 }
 
-void cpu_ftz_leave(uint32_t saved) { _mm_setcsr(saved); }
+void cpu_ftz_leave(uint32_t saved)
+{
+    if (!cpu_ftz_was_on(saved)) _mm_setcsr(saved);
+}
+
+void cpu_stream_fence(void) { _mm_sfence(); }
 
 void cpu_cache_flush(const void *p, uint64_t size_bytes)
 {
@@ -123,6 +130,8 @@ bool cpu_amx_enable(void) { return false; }
 void cpu_name(char *buf, size_t size_bytes) { snprintf(buf, size_bytes, "unknown processor"); }
 uint32_t cpu_ftz_enter(void) { return 0; }
 void cpu_ftz_leave(uint32_t saved) { (void)saved; }
+bool cpu_ftz_was_on(uint32_t saved) { (void)saved; return false; }
+void cpu_stream_fence(void) { }
 void cpu_cache_flush(const void *p, uint64_t size_bytes) { (void)p, (void)size_bytes; }
 
 #endif

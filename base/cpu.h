@@ -36,8 +36,11 @@ uint32_t cpu_quota(const char *root);
 void cpu_cache_flush(const void *p, uint64_t size_bytes);
 
 /* Floating point state of the calling thread: flush subnormals to zero on (returns the old state)
- * and back. */
+ * and back. They nest; an inner pair changes nothing and costs little. */
 uint32_t cpu_ftz_enter(void);
 void cpu_ftz_leave(uint32_t saved);
+bool cpu_ftz_was_on(uint32_t saved); /* what _enter returned: is this pair an inner one? */
+/* Whoever sees what this thread stores from now on sees its non-temporal stores so far, too. */
+void cpu_stream_fence(void);
 
 #endif

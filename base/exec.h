@@ -136,12 +136,14 @@ stk_status exec_event_wait_running(struct exec_event *ev, uint64_t limit_ns, str
 
 /* A parallel-for: fn(arg, slice, n_slices) once for every slice in [0, n_slices), on any member, in
  * any order; when all have returned `done` is posted to `done_lane`. Caller-owned; may be reused
- * after `done` began. Jobs run in the order given and do not overlap: a job may read what the one
- * before it wrote. */
+ * after `done` began. Jobs begin in the order given. A job does not overlap with those before it and may
+ * read what they wrote; but one that is `beside` shares nothing with the jobs that are not done when it is
+ * given, and a member that finds no slice left of those takes one of it instead of waiting. */
 struct exec_team_job {
     void (*fn)(void *arg, uint32_t slice, uint32_t n_slices);
     void *arg;
     uint32_t n_slices;
+    bool beside;
     struct exec_lane *done_lane;
     struct exec_task *done;
     /* private */

@@ -23,23 +23,34 @@ struct member {
 struct exec_team {
     struct exec *ex;
     pthread_mutex_t mutex;              /* what follows; never held while a slice runs */
-    struct exec_team_job *first, *last; /* only slices of `first` are handed out */
+    struct exec_team_job *first, *last; /* in the order given; none before `first` has slices left */
     struct exec_event *idle;            /* to set when the list is empty; NULL: nobody waits */
     uint32_t n_members;
     struct member member[];
 };
 
-/* Wakes as many members as the first job has slices for. Under the mutex: a job may end, and the
- * team be closed, before a caller has woken its last member; who closes takes the mutex first
- * and so finds nobody on the way to a lane. */
-static void wake_members(struct exec_team *team)
+/* The first job with slices to hand out: the first of the list, or one that is `beside`. Under the
+ * mutex. */
+static struct exec_team_job *open_job(const struct exec_team *team)
 {
-    for (uint32_t i = 0; i < team->n_members && i < team->first->n_slices; i++)
+    struct exec_team_job *job = team->first;
+    while (job && job->next_slice == job->n_slices) {
+        job = job->next;
+        if (job && !job->beside) return NULL;
+    }
+    return job;
+}
+
+/* Wakes as many members as the job has slices for. Under the mutex: a job may end, and the team be
+ * closed, before a caller has woken its last member; who closes takes the mutex first and so finds
+ * nobody on the way to a lane. */
+static void wake_members(struct exec_team *team, const struct exec_team_job *job)
+{
+    for (uint32_t i = 0; job && i < team->n_members && i < job->n_slices - job->next_slice; i++)
         exec_post(team->member[i].lane, &team->member[i].task);
 }
 
-/* Takes finished jobs off the list and starts the next. Jobs do not overlap: one may read what
- * the one before wrote. Under the mutex. */
+/* Takes finished jobs off the list, in its order, and starts what may begin now. Under the mutex. */
 static void finish_jobs(struct exec_team *team)
 {
     while (team->first && team->first->left == 0) {
@@ -48,17 +59,18 @@ static void finish_jobs(struct exec_team *team)
         /* the job is its caller's again once `done` begins */
         if (job->done) exec_post(job->done_lane, job->done);
     }
-    if (team->first) wake_members(team);
-    else team->last = NULL;
-    if (!team->first && team->idle) exec_event_set(team->idle);
+    wake_members(team, open_job(team));
+    if (team->first) return;
+    team->last = NULL;
+    if (team->idle) exec_event_set(team->idle);
 }
 
 static struct exec_team_job *take_slice(struct exec_team *team, uint32_t *slice)
 {
     pthread_mutex_lock(&team->mutex);
-    struct exec_team_job *job = team->first;
-    if (job && job->next_slice < job->n_slices) *slice = job->next_slice++;
-    else job = NULL;
+    struct exec_team_job *job = open_job(team);
+    if (job) *slice = job->next_slice++;
+    if (job && job->next_slice == job->n_slices) wake_members(team, open_job(team));
     pthread_mutex_unlock(&team->mutex);
     return job;
 }
@@ -90,8 +102,9 @@ void exec_team_run(struct exec_team *team, struct exec_team_job *job)
     if (team->last) team->last->next = job;
     else team->first = job;
     team->last = job;
-    if (team->first == job)
-        finish_jobs(team); /* else whoever finishes the job before starts this one */
+    if (team->first == job) finish_jobs(team);
+    else if (open_job(team) == job) wake_members(team, job);
+    /* else whoever finishes the jobs before starts this one */
     pthread_mutex_unlock(&team->mutex);
 }
 

@@ -19,7 +19,8 @@ struct adam_world {
     uint64_t n, memory_bytes;
     uint32_t threads;
     uint8_t *memory;
-    struct adam_coef coef, *coefs; /* coefs: of every tensor of the layout with most */
+    struct adam_coef coef;
+    struct adam_coefs coefs; /* of every tensor of the layout with most */
     struct exec *ex;
     struct exec_lane *lane;
     struct exec_team *team;
@@ -27,6 +28,7 @@ struct adam_world {
     struct exec_task done_task;
     struct chunk_job *jobs;
     struct stk_layout *layout[2]; /* one tensor; many small ones */
+    enum chunk_moments moments;
     /* of the pass that runs */
     const struct stk_layout *now;
     enum adam_layout now_layout;
@@ -87,11 +89,11 @@ static stk_status open_chunks(struct adam_world *w, struct stk_error *err)
     STK_TRY(make_layout(w, 1, w->n, &w->layout[0], err));
     STK_TRY(make_layout(w, (uint32_t)small, ADAM_SMALL_ELEMS, &w->layout[1], err));
     w->jobs = sys_calloc(w->layout[0]->n_chunks, sizeof *w->jobs);
-    w->coefs = sys_calloc(small, sizeof *w->coefs);
-    if (!w->jobs || !w->coefs)
+    if (!w->jobs || !adam_coefs_alloc(&w->coefs, (uint32_t)small))
         return stk_error_set(err, STK_ERR_NOMEM, errno, "bench adam: no memory for %llu tensors",
                              (unsigned long long)small);
-    for (uint64_t i = 0; i < small; i++) w->coefs[i] = w->coef;
+    w->coefs.set[0] = w->coef;
+    for (uint64_t i = 0; i < small; i++) w->coefs.of[i] = 0;
     return open_team(w, err);
 }
 
@@ -129,7 +131,7 @@ void adam_world_close(struct adam_world *w)
     exec_close(w->ex); /* its lanes, too */
     for (int i = 0; i < 2; i++) layout_free(w->layout[i]);
     sys_munmap(w->memory, w->memory_bytes);
-    sys_free(w->coefs);
+    adam_coefs_free(&w->coefs);
     sys_free(w->jobs);
     sys_free(w);
 }
@@ -164,11 +166,24 @@ static struct adam_span part_of(struct adam_span s, enum adam_layout layout, uin
     return s;
 }
 
+/* Of the CHUNK_OPT of all chunks before element `elem`. */
+static uint64_t opt_bytes(const struct adam_world *w, enum adam_layout layout, uint64_t elem)
+{
+    return elem * (layout == ADAM_FP16 ? 4 : 2) + chunk_moment_bytes(w->moments, elem);
+}
+
 /* Gradients lie at the same place in chunks and in arrays. */
-void adam_world_fill(struct adam_world *w, enum adam_layout layout)
+static uint8_t *grad_at(const struct adam_world *w, enum adam_layout layout)
+{
+    if (layout == ADAM_F32) return w->memory + 12 * w->n;
+    return w->memory + 2 * w->n + opt_bytes(w, layout, w->n);
+}
+
+void adam_world_fill(struct adam_world *w, enum adam_layout layout, enum chunk_moments moments)
 {
     struct rng r;
-    uint8_t *grad = (uint8_t *)(uintptr_t)arrays_of(w, layout).grad;
+    w->moments = moments;
+    uint8_t *grad = grad_at(w, layout);
     memset(w->memory, 0, (size_t)(grad - w->memory));
     rng_seed(&r, 1);
     for (uint64_t i = 0; i < w->n; i++) {
@@ -190,7 +205,15 @@ void adam_world_limits(struct adam_world *w, enum adam_layout layout, struct lim
     struct limit_job job = { .base = { s.param, s.low_or_master, (uint8_t *)s.exp_avg,
                                        (uint8_t *)s.exp_avg_sq, (uint8_t *)(uintptr_t)s.grad },
                              .groups = groups };
-    limit_add(set, shape_of[layout], &job);
+    if (w->moments != CHUNK_MOMENTS_F32) { /* absmax left out: a 57th */
+        uint64_t width = w->moments == CHUNK_MOMENTS_BF16 ? 2 : 1;
+        job.base[3] = job.base[2] + width * w->n;
+        job.base[4] = job.base[3] + width * w->n;
+        all = w->n * (6 + 2 * width);
+    }
+    limit_add(set, w->moments == CHUNK_MOMENTS_F32    ? shape_of[layout]
+                   : w->moments == CHUNK_MOMENTS_BF16 ? LIMIT_MOMENTS_BF16
+                                                      : LIMIT_MOMENTS_8BIT, &job);
     if (layout != ADAM_F32) { /* the same bytes as four equal arrays of 4 */
         uint64_t each = all / 16 / LIMIT_GROUP;
         uint8_t *at = w->memory;
@@ -250,18 +273,46 @@ static void run_cached(struct adam_world *w)
     }
 }
 
+struct narrow_walk {
+    const struct adam_world *w;
+    const struct stk_chunk *c;
+    const struct adam_chunk *at;
+    struct adam_moments moments;
+};
+
+static void narrow_piece(void *arg, uint32_t tensor, uint64_t tensor_elem, uint32_t chunk_elem,
+                         uint32_t n)
+{
+    const struct narrow_walk *x = arg;
+    const struct adam_world *w = x->w;
+    struct adam_dither d = { .seed = 1, .update = 10, .first_elem = x->c->first_elem };
+    struct adam_span s = adam_chunk_span(w->now->dtype, x->c, x->at, chunk_elem, chunk_elem + n);
+    (void)tensor_elem;
+    s.exp_avg = s.exp_avg_sq = NULL;
+    s.way = w->way;
+    adam_narrow_run(w->kernel, w->now_layout, &s, &x->moments, chunk_elem, &d, adam_coef_of(&w->coefs, tensor),
+                    false);
+}
+
 static void chunk_slice(void *arg, uint32_t slice, uint32_t n_slices)
 {
     const struct chunk_job *j = arg;
     const struct adam_world *w = j->w;
     const struct stk_chunk *c = &w->now->chunks[j->chunk];
-    uint64_t opt = w->now->dtype == CHUNK_BF16 ? 10 : 12, groups = c->n_elems / CHUNK_ALIGN_ELEMS;
+    uint64_t groups = c->n_elems / CHUNK_ALIGN_ELEMS;
+    uint32_t from = (uint32_t)(groups * slice / n_slices) * CHUNK_ALIGN_ELEMS,
+             to = (uint32_t)(groups * (slice + 1) / n_slices) * CHUNK_ALIGN_ELEMS;
     struct adam_chunk at = { .param = w->memory + 2 * c->first_elem,
-                             .opt = w->memory + 2 * w->n + opt * c->first_elem,
-                             .grad = w->memory + (2 + opt) * w->n + 2 * c->first_elem };
-    adam_chunk_run(w->kernel, w->way, w->now, c, &at, w->coefs,
-                   (uint32_t)(groups * slice / n_slices) * CHUNK_ALIGN_ELEMS,
-                   (uint32_t)(groups * (slice + 1) / n_slices) * CHUNK_ALIGN_ELEMS);
+                             .opt = w->memory + 2 * w->n + opt_bytes(w, w->now_layout,
+                                                                     c->first_elem),
+                             .grad = grad_at(w, w->now_layout) + 2 * c->first_elem };
+    if (w->moments == CHUNK_MOMENTS_F32) {
+        adam_chunk_run(w->kernel, w->way, w->now, c, &at, &w->coefs, from, to);
+        return;
+    }
+    struct narrow_walk x = { .w = w, .c = c, .at = &at };
+    adam_moments_at(w->now, c, at.opt, &x.moments);
+    adam_pieces(w->now, c, from, to, &w->coefs, narrow_piece, &x);
 }
 
 static void all_done(void *arg) { exec_event_set(arg); }
@@ -269,13 +320,15 @@ static void all_done(void *arg) { exec_event_set(arg); }
 static void run_chunks(struct adam_world *w, struct stk_layout *layout)
 {
     layout->dtype = w->now_layout == ADAM_FP16 ? CHUNK_FP16 : CHUNK_BF16;
+    layout->blocks[0].moments = w->moments;
     w->now = layout;
     exec_event_reset(&w->done);
     exec_task_init(&w->done_task, all_done, &w->done);
     for (uint32_t i = 0; i < layout->n_chunks; i++) {
         struct chunk_job *j = &w->jobs[i];
         *j = (struct chunk_job){ .w = w, .chunk = i };
-        j->job = (struct exec_team_job){ .fn = chunk_slice, .arg = j, .n_slices = w->threads };
+        j->job = (struct exec_team_job){ .fn = chunk_slice, .arg = j, .n_slices = ADAM_MEMBER_SLICES * w->threads,
+                                          .beside = true };
         if (i + 1 == layout->n_chunks) j->job.done_lane = w->lane, j->job.done = &w->done_task;
         exec_team_run(w->team, &j->job);
     }

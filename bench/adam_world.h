@@ -8,6 +8,7 @@
 
 #include "bench/limit.h"
 #include "offload/adam_chunk.h"
+#include "offload/adam_narrow.h"
 
 enum adam_path {
     ADAM_ARRAYS, /* each thread one part of the five arrays: `stk_adam_bf16` on large tensors */
@@ -29,12 +30,12 @@ uint64_t adam_world_params(const struct adam_world *w);
 uint64_t adam_world_small_tensors(const struct adam_world *w);
 
 /* State zero, gradients of either sign about 0.1. Before the first run of a layout, and between
- * arrays and chunks. */
-void adam_world_fill(struct adam_world *w, enum adam_layout layout);
+ * arrays and chunks. `moments`, until the next call: of ADAM_CHUNKS and ADAM_SMALL; fp32 for all else. */
+void adam_world_fill(struct adam_world *w, enum adam_layout layout, enum chunk_moments moments);
 /* Seconds of one step over all parameters. ADAM_CHUNKS and ADAM_SMALL: not ADAM_F32. */
 double adam_world_run(struct adam_world *w, enum adam_path path, enum adam_layout layout,
                       const struct adam_kernel *k, struct adam_way way);
-/* The loops that could be the limit of this layout, over the same memory. */
+/* The loops that could be the limit of what was filled in, over the same memory. */
 void adam_world_limits(struct adam_world *w, enum adam_layout layout, struct limit_set *set);
 /* Bytes of the mapping that lie in large pages; 0: none, or not known. */
 uint64_t adam_world_large_page_bytes(const struct adam_world *w);

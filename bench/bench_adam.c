@@ -18,12 +18,16 @@ struct adam_args {
     double width, seconds;
     const char *kernel, *json;
     struct opt_list paths;
-    int layout;
+    int layout, moments;
     bool ways, no_limit;
 };
 
 static const char *const layout_names[] = { "bf16_split", "fp16", "f32", "all", NULL };
-static const uint64_t layout_bytes[ADAM_LAYOUT_N] = { 26, 28, 28 };
+static const double layout_bytes[ADAM_LAYOUT_N] = { 26, 28, 28 };
+static const char *const moment_names[] = { "f32", "bf16", "8bit", "all", NULL };
+enum { MOMENTS_ALL = CHUNK_MOMENTS_8BIT + 1 };
+/* with ADAM_BF16_SPLIT; an absmax, read and written, is for 64 elements */
+static const double moment_bytes[] = { 26, 18, 14 + 2 * 2 * 4.0 / 64 };
 enum { LAYOUT_ALL = ADAM_LAYOUT_N, RESULTS_MAX = 64, SCALAR_PAIRS = 5 };
 
 #define AT(field) offsetof(struct adam_args, field)
@@ -34,6 +38,8 @@ static const struct opt_row rows[] = {
       .help = "0: all cores this process may use" },
     { "layout", OPT_CHOICE, AT(layout), "all", .choices = layout_names, .arg = "NAME",
       .help = "of the state" },
+    { "moments", OPT_CHOICE, AT(moments), "all", .choices = moment_names, .arg = "KIND",
+      .help = "of the chunks of bf16_split, as `train --moments`" },
     { "kernel", OPT_STRING, AT(kernel), .arg = "NAME",
       .help = "only this one: avx512, avx2, scalar" },
     { "path", OPT_LIST, AT(paths), .arg = "NAME",
@@ -58,13 +64,14 @@ static const char usage[] = "usage: stoker bench adam [options]\n\n"
     "and of one, with and\nwithout fetching ahead, with ordinary and non-temporal stores.";
 static const char more[] =
     "\nBytes are those that must move: 26 per parameter with bf16 parameters (read 2+2+4+4+2, "
-    "write 2+2+4+4),\n28 with fp16 or fp32 ones. Paths: `arrays` is a step over five large arrays, "
+    "write 2+2+4+4),\n28 with fp16 or fp32 ones, 18 and 14.25 with bf16 and 8-bit moments. Paths: `arrays` is a step over five large arrays, "
     "`chunks` the same state as\ntraining keeps it, chunk by chunk on the update team, `small` "
     "that state as tensors of 64 elements,\n`cache` the arithmetic alone.\n"
     "\nExit codes: 0 done, 1 operating error, 2 bad use, 130 stopped by a signal.\n";
 
 struct adam_result {
     enum adam_layout layout;
+    enum chunk_moments moments;
     enum adam_path path;
     const struct adam_kernel *kernel;
     struct adam_way way;
@@ -79,6 +86,7 @@ struct adam_bench {
     bool path[ADAM_PATH_N];         /* measured */
     struct limit_set limits;        /* of the layout that is filled in; n = 0: none */
     struct adam_way way[ADAM_LAYOUT_N]; /* the fastest */
+    enum chunk_moments moments;     /* filled in */
     struct adam_result *now;        /* being measured */
     uint32_t n;
     struct adam_result result[RESULTS_MAX];
@@ -104,11 +112,23 @@ static void print_head(void)
            "ms 25-75%", "GB/s", "limit", "share of limit", "pairs");
 }
 
+static double result_bytes(const struct adam_result *r)
+{
+    return r->moments == CHUNK_MOMENTS_F32 ? layout_bytes[r->layout] : moment_bytes[r->moments];
+}
+
+static void result_name(const struct adam_result *r, char *buf, size_t size_bytes)
+{
+    bool narrow = r->moments != CHUNK_MOMENTS_F32;
+    snprintf(buf, size_bytes, "%s%s%s/%s", layout_names[r->layout], narrow ? "+" : "",
+             narrow ? moment_names[r->moments] : "", r->kernel->name);
+}
+
 static void print_result(const struct adam_result *r)
 {
     char name[40], way[48] = "", quarters[32];
     const struct pairs *p = &r->pairs;
-    snprintf(name, sizeof name, "%s/%s", layout_names[r->layout], r->kernel->name);
+    result_name(r, name, sizeof name);
     snprintf(quarters, sizeof quarters, "%.1f-%.1f", p->p25_s * 1e3, p->p75_s * 1e3);
     if (r->way.ahead_elems || r->way.stream) adam_way_text(r->way, way, sizeof way);
     printf("  %-22s %-8s %9.2f %11s %7.2f  %6.2f  %.3f %.3f-%.3f  %5u  %s\n", name,
@@ -127,9 +147,10 @@ static void measure(struct adam_bench *b, enum adam_layout layout, enum adam_pat
                                .max = (uint32_t)b->args.pairs, .width = b->args.width,
                                .seconds = b->args.seconds, .stop = b->stop };
     if (scalar && rule.max > SCALAR_PAIRS) rule.max = SCALAR_PAIRS;
-    *r = (struct adam_result){ .layout = layout, .path = path, .kernel = k, .way = way,
+    *r = (struct adam_result){ .layout = layout, .moments = b->moments, .path = path,
+                               .kernel = k, .way = way,
                                .limit = b->limits.loop[b->limits.best] };
-    r->pairs.ours_bytes = (double)(adam_world_params(b->world) * layout_bytes[layout]);
+    r->pairs.ours_bytes = (double)adam_world_params(b->world) * result_bytes(r);
     r->pairs.limit_bytes = r->limit.bytes;
     b->now = r;
     pairs_run(&r->pairs, &rule, run_ours, b->args.no_limit ? NULL : run_limit, b);
@@ -142,7 +163,9 @@ static const struct adam_result *find(const struct adam_bench *b, enum adam_layo
                                       enum adam_path path)
 {
     for (uint32_t i = 0; i < b->n; i++)
-        if (b->result[i].layout == layout && b->result[i].path == path) return &b->result[i];
+        if (b->result[i].layout == layout && b->result[i].path == path &&
+            b->result[i].moments == CHUNK_MOMENTS_F32)
+            return &b->result[i];
     return NULL;
 }
 
@@ -180,11 +203,17 @@ static void find_limit(struct adam_bench *b, enum adam_layout layout)
     printf("  limit: %s\n", limit_loop_text(best, text, sizeof text));
 }
 
+static void fill(struct adam_bench *b, enum adam_layout layout, enum chunk_moments moments)
+{
+    b->moments = moments;
+    adam_world_fill(b->world, layout, moments);
+}
+
 static void measure_layout(struct adam_bench *b, enum adam_layout layout)
 {
     const struct adam_kernel *best = adam_pick(b->args.kernel);
     bool others = layout == ADAM_BF16_SPLIT && !b->args.kernel && !b->args.no_limit;
-    adam_world_fill(b->world, layout);
+    fill(b, layout, CHUNK_MOMENTS_F32);
     find_limit(b, layout);
     b->way[layout] = find_way(b, layout, best);
     measure(b, layout, ADAM_ARRAYS, best, b->way[layout]);
@@ -194,9 +223,31 @@ static void measure_layout(struct adam_bench *b, enum adam_layout layout)
         measure(b, layout, ADAM_ARRAYS, best, adam_ways[i]);
     measure(b, layout, ADAM_CACHED, best, adam_ways[0]);
     if (layout == ADAM_F32 || !(b->path[ADAM_CHUNKS] || b->path[ADAM_SMALL]) || *b->stop) return;
-    adam_world_fill(b->world, layout); /* the same bytes in another order */
+    fill(b, layout, CHUNK_MOMENTS_F32); /* the same bytes in another order */
     measure(b, layout, ADAM_CHUNKS, best, b->way[layout]);
     measure(b, layout, ADAM_SMALL, best, b->way[layout]);
+}
+
+static void measure_narrow(struct adam_bench *b, enum chunk_moments moments)
+{
+    const struct adam_kernel *best = adam_pick(b->args.kernel);
+    if (*b->stop || !b->path[ADAM_CHUNKS]) return;
+    fill(b, ADAM_BF16_SPLIT, moments);
+    find_limit(b, ADAM_BF16_SPLIT);
+    measure(b, ADAM_BF16_SPLIT, ADAM_CHUNKS, best, adam_ways[0]);
+}
+
+static void measure_all(struct adam_bench *b)
+{
+    int moments = b->args.moments;
+    for (int l = 0; l < ADAM_LAYOUT_N && !*b->stop; l++) {
+        if (b->args.layout != LAYOUT_ALL && b->args.layout != l) continue;
+        bool has_paths = l != ADAM_F32 || b->path[ADAM_ARRAYS] || b->path[ADAM_CACHED];
+        if (has_paths && (moments == MOMENTS_ALL || moments == CHUNK_MOMENTS_F32))
+            measure_layout(b, (enum adam_layout)l);
+        for (int m = CHUNK_MOMENTS_BF16; m < MOMENTS_ALL && l == ADAM_BF16_SPLIT; m++)
+            if (moments == MOMENTS_ALL || moments == m) measure_narrow(b, (enum chunk_moments)m);
+    }
 }
 
 /* --- what is told ----------------------------------------------------------------------------- */
@@ -204,7 +255,7 @@ static void measure_layout(struct adam_bench *b, enum adam_layout layout)
 static void print_verdict(const struct adam_bench *b)
 {
     const struct adam_result *r = b->n ? &b->result[0] : NULL;
-    if (!r || r->path != ADAM_ARRAYS || b->args.no_limit) return;
+    if (!r || r->path != ADAM_ARRAYS || r->moments != CHUNK_MOMENTS_F32 || b->args.no_limit) return;
     const struct adam_result *cache = find(b, r->layout, ADAM_CACHED),
                              *chunks = find(b, r->layout, ADAM_CHUNKS),
                              *small = find(b, r->layout, ADAM_SMALL);
@@ -232,17 +283,18 @@ static json_t *result_json(const struct adam_bench *b, const struct adam_result 
     char text[160], name[40], cpu[128];
     json_t *j = json_object();
     uint64_t params = adam_world_params(b->world);
-    snprintf(name, sizeof name, "%s/%s", layout_names[r->layout], r->kernel->name);
+    result_name(r, name, sizeof name);
     cpu_name(cpu, sizeof cpu);
     put(j, "bench", json_string("adam"));
     put(j, "variant", json_string(name));
     put(j, "path", json_string(adam_path_name(r->path)));
     put(j, "layout", json_string(layout_names[r->layout]));
+    put(j, "moments", json_string(moment_names[r->moments]));
     put(j, "params", json_integer((json_int_t)params));
     put(j, "tensors", json_integer(r->path == ADAM_SMALL
                                        ? (json_int_t)adam_world_small_tensors(b->world) : 1));
     put(j, "threads", json_integer((json_int_t)b->args.threads));
-    put(j, "bytes_per_param", json_integer((json_int_t)layout_bytes[r->layout]));
+    put(j, "bytes_per_param", json_real(result_bytes(r)));
     pairs_json(&r->pairs, j);
     put(j, "way", json_string(adam_way_text(r->way, text, sizeof text)));
     if (!b->args.no_limit)
@@ -279,6 +331,19 @@ static stk_status read_args(struct adam_bench *b, struct stk_error *err)
                                  paths->item[i]);
         b->path[p] = true;
     }
+    bool chunks = b->path[ADAM_CHUNKS] || b->path[ADAM_SMALL],
+         arrays = b->path[ADAM_ARRAYS] || b->path[ADAM_CACHED];
+    if (b->args.layout == ADAM_F32 && !arrays)
+        return stk_error_set(err, STK_ERR_CONFIG, 0,
+                             "--layout f32 has no such path: chunks have 16-bit parameters; take "
+                             "--path arrays or cache, or another layout");
+    if (b->args.moments != MOMENTS_ALL && b->args.moments != CHUNK_MOMENTS_F32 &&
+        (!b->path[ADAM_CHUNKS] ||
+         (b->args.layout != ADAM_BF16_SPLIT && b->args.layout != LAYOUT_ALL)))
+        return stk_error_set(err, STK_ERR_CONFIG, 0,
+                             "--moments %s: measured with --layout bf16_split and --path chunks "
+                             "only", moment_names[b->args.moments]);
+    if (!chunks) b->args.moments = CHUNK_MOMENTS_F32;
     if (kernel && !adam_pick(kernel))
         return stk_error_set(err, STK_ERR_CONFIG, 0,
                              "--kernel %s: no such variant, or this processor lacks it; there are "
@@ -301,9 +366,7 @@ static int run(struct adam_bench *b)
            100.0 * (double)adam_world_large_page_bytes(b->world) /
                (16.0 * (double)adam_world_params(b->world)));
     print_head();
-    for (int l = 0; l < ADAM_LAYOUT_N && !*b->stop; l++)
-        if (b->args.layout == LAYOUT_ALL || b->args.layout == l)
-            measure_layout(b, (enum adam_layout)l);
+    measure_all(b);
     print_verdict(b);
     st = write_json(b, &err);
     adam_world_close(b->world);

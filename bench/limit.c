@@ -19,6 +19,8 @@ static const struct {
     [LIMIT_BF16_SPLIT] = { "read-modify-write of 4 arrays from 5, as the step", 26, true },
     [LIMIT_FP16] = { "read-modify-write of 3 arrays, as the step with fp16", 28, true },
     [LIMIT_F32] = { "read-modify-write of 3 arrays from 4", 28, true },
+    [LIMIT_MOMENTS_BF16] = { "read-modify-write of 4 arrays from 5, with bf16 moments", 18, true },
+    [LIMIT_MOMENTS_8BIT] = { "read-modify-write of 4 arrays from 5, with 8-bit moments", 14, true },
     [LIMIT_ONE] = { "read-modify-write of one array", 8, true },
     [LIMIT_READ] = { "reading", 4, false },
     [LIMIT_COPY] = { "copying", 8, true },

@@ -26,6 +26,8 @@ enum limit_shape {
     LIMIT_BF16_SPLIT, /* as Adam's: read and write 2 + 2 + 4 + 4 bytes, read 2 */
     LIMIT_FP16,       /* write 2; read and write 4 + 4 + 4; read 2 */
     LIMIT_F32,        /* read and write 4 + 4 + 4, read 4: three arrays from four */
+    LIMIT_MOMENTS_BF16, /* read and write 2 + 2 + 2 + 2, read 2 */
+    LIMIT_MOMENTS_8BIT, /* read and write 2 + 2 + 1 + 1, read 2 */
     LIMIT_ONE,        /* read and write one array of 4 */
     LIMIT_READ,       /* read 4 */
     LIMIT_COPY,       /* read 4, write 4 */

@@ -96,6 +96,8 @@ INLINE void copy(struct walk *w, uint8_t *to, uint64_t to_width, const uint8_t *
 LOOP(bf16_split, RW(0, 2) RW(1, 2) RW(2, 4) RW(3, 4) RD(4, 2))
 LOOP(fp16, RD(4, 2) copy(w, j->base[0], 2, j->base[4], 2, i, stream); RW(1, 4) RW(2, 4) RW(3, 4))
 LOOP(f32, RW(0, 4) RW(2, 4) RW(3, 4) RD(4, 4))
+LOOP(moments_bf16, RW(0, 2) RW(1, 2) RW(2, 2) RW(3, 2) RD(4, 2))
+LOOP(moments_8bit, RW(0, 2) RW(1, 2) RW(2, 1) RW(3, 1) RD(4, 2))
 LOOP(one, RW(0, 4))
 LOOP(read4, RD(0, 4))
 LOOP(copy4, fetch(w, j->base[0] + i * 256, 256); copy(w, j->base[1], 4, j->base[0], 4, i, stream);)
@@ -106,5 +108,6 @@ LOOP(cast, RD(0, 4) copy(w, j->base[1], 2, j->base[0], 4, i, stream);)
 extern const limit_fn NAME(LIMIT_ISA)[LIMIT_SHAPE_N];
 const limit_fn NAME(LIMIT_ISA)[LIMIT_SHAPE_N] = {
     [LIMIT_BF16_SPLIT] = bf16_split, [LIMIT_FP16] = fp16, [LIMIT_F32] = f32, [LIMIT_ONE] = one,
+    [LIMIT_MOMENTS_BF16] = moments_bf16, [LIMIT_MOMENTS_8BIT] = moments_8bit,
     [LIMIT_READ] = read4,            [LIMIT_COPY] = copy4, [LIMIT_CAST] = cast,
 };

@@ -399,7 +399,7 @@ stk_status stk_close_left(stk_engine *e, char **left)
     sys_free(e->pplaces);
     sys_free(e->act_extent);
     sys_free(e->tensor_of);
-    sys_free(e->coef);
+    adam_coefs_free(&e->coef);
     dev_close(e->dev);
     mem_close(e->mem);
     mem_close(e->held);

@@ -267,7 +267,7 @@ struct stk_engine {
 
     /* the step */
     struct eng_run run;
-    struct adam_coef *coef;         /* of each layout tensor, for the pending update */
+    struct adam_coefs coef;         /* for the pending update */
     bool pending;                   /* part UPDATE is to be run: an update is due, or an undo */
     struct eng_spec *spec;          /* update mode `speculate`; else NULL */
     uint8_t **second;               /* update mode `split`: the other place of each chunk's parameter,
@@ -444,7 +444,7 @@ void norm_collect(stk_engine *e);               /* engine lane, PLAN_NORM: sums 
  * is due. */
 bool norm_decide(stk_engine *e);
 /* Coefficients of every touched tensor for its step `steps` + `more`. */
-void norm_coefficients(const stk_engine *e, double grad_scale, uint64_t more, struct adam_coef *out);
+void norm_coefficients(const stk_engine *e, double grad_scale, uint64_t more, struct adam_coefs *out);
 double norm_clip_factor(double norm, double clip); /* min(1, clip / (norm + 1e-6)) as torch has it;
                                                     * 1 without clip; always in (0, 1] */
 

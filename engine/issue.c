@@ -280,7 +280,7 @@ static bool issue_hand_over(stk_engine *e, uint32_t node)
     const struct plan_node *n = node_of(e, node);
     if (n->resource == PLAN_COPY_IN_LINK) return issue_copy(e, node);
     struct run_op *op = run_op_take(e, n->resource, node);
-    if (op) update_job(op, hand_over_slice, hand_over_done);
+    if (op) update_job(op, 1, hand_over_slice, hand_over_done);
     return op != NULL;
 }
 
@@ -291,7 +291,7 @@ bool update_span(const struct update_slice *u, uint32_t tensor, uint32_t chunk_e
 {
     uint32_t from = chunk_elem > u->begin ? chunk_elem : u->begin;
     uint32_t to = chunk_elem + n < u->end ? chunk_elem + n : u->end;
-    if (from >= to || !u->e->layout->tensors[tensor].touched) return false;
+    if (from >= to) return false;
     uint64_t first = u->e->layout->dtype == CHUNK_BF16 ? 2 : 4; /* bytes of low or master */
     bool wide = u->moments.kind == CHUNK_MOMENTS_F32; /* else they are only in u->moments */
     *at = from;
@@ -342,7 +342,7 @@ void update_slice_fill(stk_engine *e, const struct plan_node *n, uint32_t slice,
     *u = (struct update_slice){
         .e = e,
         .layout = e->layout->dtype == CHUNK_BF16 ? ADAM_BF16_SPLIT : ADAM_FP16,
-        .coef = e->coef,
+        .coef = &e->coef,
         .param = update_state(e, n, CHUNK_PARAM),
         .opt = update_state(e, n, CHUNK_OPT),
         .grad = update_state(e, n, CHUNK_GRAD),
@@ -363,7 +363,7 @@ void update_piece(void *arg, uint32_t tensor, uint64_t tensor_elem, uint32_t chu
     (void)tensor_elem;
     if (!update_span(u, tensor, chunk_elem, n, &s, &at)) return;
     if (u->param_out) s.param_out = u->param_out + 2ull * at;
-    adam_narrow_run(u->e->adam, u->layout, &s, &u->moments, at, &u->dither, &u->coef[tensor],
+    adam_narrow_run(u->e->adam, u->layout, &s, &u->moments, at, &u->dither, adam_coef_of(u->coef, tensor),
                     u->param_out != NULL);
 }
 
@@ -412,7 +412,7 @@ static void update_done(void *arg)
     exec_post(e->lane, &e->pump_task);
 }
 
-void update_job(struct run_op *op, void (*slice)(void *, uint32_t, uint32_t), void (*done)(void *))
+void update_job(struct run_op *op, uint32_t each, void (*slice)(void *, uint32_t, uint32_t), void (*done)(void *))
 {
     stk_engine *e = op->e;
     uint32_t chunk = node_of(e, op->node)->chunk;
@@ -420,7 +420,8 @@ void update_job(struct run_op *op, void (*slice)(void *, uint32_t, uint32_t), vo
     exec_task_init(&op->task, done, op);
     op->job.fn = slice;
     op->job.arg = op;
-    op->job.n_slices = exec_team_members(team);
+    op->job.n_slices = each * exec_team_members(team);
+    op->job.beside = true; /* what it depends on is complete, or it would not have been ready */
     op->job.done_lane = e->lane;
     op->job.done = &op->task;
     exec_team_run(team, &op->job);
@@ -429,7 +430,9 @@ void update_job(struct run_op *op, void (*slice)(void *, uint32_t, uint32_t), vo
 static bool issue_update(stk_engine *e, uint32_t node)
 {
     struct run_op *op = run_op_take(e, node_of(e, node)->resource, node);
-    if (op) update_job(op, update_slice_run, update_done);
+    /* the simulation's time does not depend on it */
+    uint32_t each = exec_kind_of(e->ex) == EXEC_THREADS ? ADAM_MEMBER_SLICES : 1;
+    if (op) update_job(op, each, update_slice_run, update_done);
     return op != NULL;
 }
 

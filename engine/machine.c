@@ -81,7 +81,9 @@ static void run_jobs(struct bench *b, struct adam_job *jobs, uint32_t n)
     exec_task_init(&e->wait_task, set_wait_event, e);
     for (uint32_t i = 0; i < n; i++) {
         jobs[i].job.arg = &jobs[i];
-        jobs[i].job.n_slices = exec_team_members(b->team);
+        jobs[i].job.n_slices = jobs[i].job.fn == adam_slice ? ADAM_MEMBER_SLICES * exec_team_members(b->team)
+                                                            : exec_team_members(b->team);
+        jobs[i].job.beside = true;
         jobs[i].job.done_lane = i + 1 == n ? e->lane : NULL;
         jobs[i].job.done = i + 1 == n ? &e->wait_task : NULL;
         exec_team_run(b->team, &jobs[i].job);

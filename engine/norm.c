@@ -48,27 +48,28 @@ static void scale_after_overflow(stk_engine *e)
     if (e->loss_scale > 1.0) e->loss_scale *= 0.5;
 }
 
-void norm_coefficients(const stk_engine *e, double grad_scale, uint64_t more, struct adam_coef *out)
+void norm_coefficients(const stk_engine *e, double grad_scale, uint64_t more, struct adam_coefs *out)
 {
     struct adam_hyper h = { .lr = e->lr,
                             .beta1 = e->cfg.beta1,
                             .beta2 = e->cfg.beta2,
                             .eps = e->cfg.eps,
                             .kind = e->cfg.optimizer == STK_ADAM ? ADAM_L2 : ADAM_ADAMW };
-    const struct adam_coef *last[2] = { NULL, NULL }; /* made in this step, without and with decay */
-    uint64_t last_steps[2] = { 0, 0 };
+    uint32_t n_sets = 0, last[2] = { 0, 0 }; /* made of this step, without and with decay */
+    uint64_t last_steps[2] = { UINT64_MAX, UINT64_MAX };
     for (uint32_t i = 0; i < e->layout->n_tensors; i++) {
         const struct stk_tensor *t = &e->layout->tensors[i];
+        out->of[i] = ADAM_COEF_NONE;
         if (t->frozen || !t->touched) continue;
         h.weight_decay = t->decay ? e->cfg.weight_decay : 0.0;
+        bool decay = h.weight_decay != 0.0;
         uint64_t steps = t->steps + more;
-        if (last[t->decay] && last_steps[t->decay] == steps) {
-            out[i] = *last[t->decay]; /* powers cost; a model may have a million tensors */
-            continue;
+        if (last_steps[decay] != steps) { /* powers cost; a model may have a million tensors */
+            last[decay] = n_sets;
+            last_steps[decay] = steps;
+            adam_coef_make(&h, steps, grad_scale, &out->set[n_sets++]);
         }
-        adam_coef_make(&h, steps, grad_scale, &out[i]);
-        last[t->decay] = &out[i];
-        last_steps[t->decay] = steps;
+        out->of[i] = last[decay];
     }
 }
 
@@ -95,7 +96,7 @@ bool norm_decide(stk_engine *e)
     e->skipped_row = 0;
     e->clip_factor = norm_clip_factor(e->norm, e->cfg.clip);
     count_steps(e);
-    norm_coefficients(e, e->clip_factor / scale, 0, e->coef);
+    norm_coefficients(e, e->clip_factor / scale, 0, &e->coef);
     if (e->cfg.dtype == STK_FP16) scale_after_good(e);
     e->updates++;
     e->update_version = e->updates;

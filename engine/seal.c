@@ -61,8 +61,8 @@ static stk_status alloc_tables(stk_engine *e)
     e->pchunks = sys_calloc(e->layout->n_chunks ? e->layout->n_chunks : 1, sizeof *e->pchunks);
     e->pplaces = sys_calloc(e->n_places ? e->n_places : 1, sizeof *e->pplaces);
     e->act_extent = sys_calloc((size_t)e->n_places * e->cfg.micro_batches * 2 + 1, sizeof *e->act_extent);
-    e->coef = sys_calloc(e->layout->n_tensors ? e->layout->n_tensors : 1, sizeof *e->coef);
-    if (!e->pblocks || !e->pchunks || !e->pplaces || !e->coef || !e->act_extent)
+    bool coef = adam_coefs_alloc(&e->coef, e->layout->n_tensors);
+    if (!e->pblocks || !e->pchunks || !e->pplaces || !coef || !e->act_extent)
         return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory for the tables of chunks");
     return STK_OK;
 }

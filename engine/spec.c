@@ -93,13 +93,14 @@ stk_status spec_alloc(stk_engine *e)
     if (e->place.update != PLAN_SPECULATE || !e->plan_train) return STK_OK;
     struct eng_spec *s = e->spec = sys_calloc(1, sizeof *s);
     uint32_t n = e->layout->n_chunks, t = e->layout->n_tensors;
+    bool coefs = false;
     if (s) {
         s->chunk = sys_calloc(n ? n : 1, sizeof *s->chunk);
         s->order = sys_calloc(n ? n : 1, sizeof *s->order);
-        s->coef = sys_calloc(t ? t : 1, sizeof *s->coef);
-        s->coef_made = sys_calloc(t ? t : 1, sizeof *s->coef_made);
+        coefs = adam_coefs_alloc(&s->coef, t);
+        coefs = adam_coefs_alloc(&s->coef_made, t) && coefs;
     }
-    if (!s || !s->chunk || !s->order || !s->coef || !s->coef_made)
+    if (!s || !s->chunk || !s->order || !coefs)
         return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory for the tables of speculation");
     s->need = e->cfg.clip > 0; /* without a limit there is nothing to wait for */
     uint64_t bytes = spec_bytes(e);
@@ -119,8 +120,8 @@ void spec_free(stk_engine *e)
     if (!e->spec) return;
     sys_free(e->spec->chunk);
     sys_free(e->spec->order);
-    sys_free(e->spec->coef);
-    sys_free(e->spec->coef_made);
+    adam_coefs_free(&e->spec->coef);
+    adam_coefs_free(&e->spec->coef_made);
     sys_free(e->spec);
     e->spec = NULL;
 }
@@ -133,7 +134,7 @@ void spec_step_begin(stk_engine *e)
     if (!s) return;
     s->tried = s->quiet >= s->need;
     s->n_done = s->n_undone = 0;
-    if (s->tried) norm_coefficients(e, 1.0 / e->loss_scale, 1, s->coef);
+    if (s->tried) norm_coefficients(e, 1.0 / e->loss_scale, 1, &s->coef);
 }
 
 /* What the next steps should expect. */
@@ -160,12 +161,15 @@ bool spec_decided(stk_engine *e, bool applied)
     s->accept = applied && e->clip_factor == 1.0;
     bool undo = s->n_done > 0 && !s->accept;
     if (undo) {
-        memcpy(s->coef_made, s->coef, e->layout->n_tensors * sizeof *s->coef);
+        struct adam_coefs made = s->coef; /* the next step that tries makes its own */
+        s->coef = s->coef_made;
+        s->coef_made = made;
         s->n_undone += s->n_done;
     }
     for (uint32_t i = 0; s->n_done && s->accept && i < e->layout->n_tensors; i++)
         STK_ASSERT(e->layout->tensors[i].frozen ||
-                   memcmp(&s->coef[i], &e->coef[i], sizeof *s->coef) == 0);
+                   memcmp(adam_coef_of(&s->coef, i), adam_coef_of(&e->coef, i),
+                          sizeof(struct adam_coef)) == 0);
     learn(e, s->accept);
     for (uint32_t i = 0; i < e->layout->n_chunks; i++)
         if (s->tried && s->chunk[i].rest > 0) s->chunk[i].rest--;

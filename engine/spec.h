@@ -51,7 +51,7 @@ struct spec_chunk {
 struct eng_spec {
     struct spec_chunk *chunk;
     uint32_t *order, n_order;   /* chunks with a speculative update, in the order of the plan */
-    struct adam_coef *coef, *coef_made; /* of the step at hand; of what may have to be taken back */
+    struct adam_coefs coef, coef_made; /* of the step at hand; of what may have to be taken back */
     bool tried;                 /* this step */
     bool closed;                /* nothing begins any more in this step */
     bool apply, accept;         /* the last decision: an update is due; what is done is right */

@@ -224,7 +224,7 @@ static void record_piece(void *arg, uint32_t tensor, uint64_t tensor_elem, uint3
     struct adam_record r = { .code = w->codes + at,
                              .side = head + 1,
                              .side_cap = w->side_cap - w->at->side_n - 1 };
-    if (!adam_step_recorded(w->u.e->adam, w->u.layout, &s, &w->u.coef[tensor], &r)) return;
+    if (!adam_step_recorded(w->u.e->adam, w->u.layout, &s, adam_coef_of(w->u.coef, tensor), &r)) return;
     w->at->overflow = false;
     w->at->pieces++;
     w->at->side_n += 1 + r.side_n;
@@ -243,7 +243,7 @@ static void undo_piece(void *arg, uint32_t tensor, uint64_t tensor_elem, uint32_
                              .side = w->side + 1,
                              .side_cap = w->side->elem,
                              .side_n = w->side->elem };
-    adam_undo(w->u.e->adam, w->u.layout, &s, &w->u.coef[tensor], &r);
+    adam_undo(w->u.e->adam, w->u.layout, &s, adam_coef_of(w->u.coef, tensor), &r);
     w->side += 1 + r.side_n;
     w->pieces++;
 }
@@ -257,7 +257,7 @@ static void record_slice(void *arg, uint32_t slice, uint32_t n_slices)
     const struct stk_chunk *c = &e->layout->chunks[n->chunk];
     struct spec_walk w;
     walk_begin(e, n, slice, n_slices, &w);
-    w.u.coef = e->spec->coef;
+    w.u.coef = &e->spec->coef;
     if (c->home[CHUNK_OPT] == CHUNK_HOST) {
         *w.at = (struct spec_slice){ 0 };
         adam_pieces(e->layout, c, w.u.begin, w.u.end, w.u.coef, record_piece, &w);
@@ -279,7 +279,7 @@ static void undo_slice(void *arg, uint32_t slice, uint32_t n_slices)
     const struct stk_chunk *c = &e->layout->chunks[n->chunk];
     struct spec_walk w;
     walk_begin(e, n, slice, n_slices, &w);
-    w.u.coef = n->kind == PLAN_UNDO ? e->spec->coef_made : e->spec->coef;
+    w.u.coef = n->kind == PLAN_UNDO ? &e->spec->coef_made : &e->spec->coef;
     if (c->home[CHUNK_OPT] == CHUNK_HOST)
         adam_pieces(e->layout, c, w.u.begin, w.u.end, w.u.coef, undo_piece, &w);
     else
@@ -320,7 +320,7 @@ static void recorded(void *arg)
     for (uint32_t i = 0; at_home(e, n->chunk) && i < op->job.n_slices; i++)
         overflow |= c->slices[i].overflow;
     if (overflow) {
-        update_job(op, undo_slice, overflow_undone);
+        update_job(op, 1, undo_slice, overflow_undone);
         return;
     }
     c->rest_next /= 2;
@@ -334,7 +334,7 @@ static void recorded(void *arg)
 bool spec_issue_update(stk_engine *e, uint32_t node)
 {
     struct run_op *op = run_op_take(e, PLAN_UPDATE_TEAM, node);
-    if (op) update_job(op, record_slice, recorded);
+    if (op) update_job(op, 1, record_slice, recorded);
     return op != NULL;
 }
 
@@ -372,6 +372,6 @@ bool spec_issue_undo(stk_engine *e, uint32_t node)
         return true;
     }
     struct run_op *op = run_op_take(e, PLAN_UPDATE_TEAM, node);
-    if (op) update_job(op, undo_slice, undone);
+    if (op) update_job(op, 1, undo_slice, undone);
     return op != NULL;
 }

@@ -75,6 +75,15 @@ const struct adam_kernel *adam_pick(const char *name)
     return NULL;
 }
 
+uint32_t adam_begin(void) { return cpu_ftz_enter(); }
+
+void adam_end(uint32_t saved)
+{
+    if (cpu_ftz_was_on(saved)) return;
+    cpu_stream_fence();
+    cpu_ftz_leave(saved);
+}
+
 void adam_run(const struct adam_kernel *k, enum adam_layout layout, const struct adam_span *s,
               const struct adam_coef *c)
 {
@@ -82,7 +91,7 @@ void adam_run(const struct adam_kernel *k, enum adam_layout layout, const struct
     if (s->n == 0) return;
     STK_ASSERT(s->param && s->exp_avg && s->exp_avg_sq && s->grad);
     STK_ASSERT(s->low_or_master || layout == ADAM_F32);
-    uint32_t saved = cpu_ftz_enter();
+    uint32_t saved = adam_begin();
     k->fn[layout](s, c);
-    cpu_ftz_leave(saved);
+    adam_end(saved);
 }

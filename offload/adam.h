@@ -107,7 +107,12 @@ extern const struct adam_kernel adam_kernels[];
  * NULL: no such kernel or not usable here. */
 const struct adam_kernel *adam_pick(const char *name);
 
-/* Runs one span with the thread's floating point mode set and restored. */
+/* What kernels run under, and who calls many sets once around them: the thread's floating point mode.
+ * _end makes non-temporal stores visible to whoever waits for this thread. Pairs nest, the outer one counts. */
+uint32_t adam_begin(void);
+void adam_end(uint32_t saved);
+
+/* Runs one span between adam_begin and adam_end. */
 void adam_run(const struct adam_kernel *k, enum adam_layout layout, const struct adam_span *s,
               const struct adam_coef *c);
 

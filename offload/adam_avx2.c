@@ -92,7 +92,6 @@ ADAM_INLINE void adam_span_avx2(const struct adam_span *span, const struct adam_
         for (uint64_t j = 0; j < ADAM_STRIDE; j += LANES)
             adam_block(&s, out, &k, i + j, layout, l2, stream);
     }
-    if (stream) _mm_sfence(); /* whoever waits for this thread sees these stores, too */
     for (; i + LANES <= s.n; i += LANES) adam_block(&s, out, &k, i, layout, l2, false);
     if (i < s.n) adam_tail(&s, out, &k, i, layout, l2);
 }

@@ -67,7 +67,6 @@ ADAM_INLINE void adam_span_avx512(const struct adam_span *span, const struct ada
         for (uint64_t j = 0; j < ADAM_STRIDE; j += LANES)
             adam_block(&s, out, &k, i + j, 0xffff, layout, l2, stream);
     }
-    if (stream) _mm_sfence(); /* whoever waits for this thread sees these stores, too */
     for (; i + LANES <= s.n; i += LANES) adam_block(&s, out, &k, i, 0xffff, layout, l2, false);
     if (i < s.n)
         adam_block(&s, out, &k, i, (__mmask16)((1u << (s.n - i)) - 1u), layout, l2, false);

@@ -4,6 +4,7 @@
  * from, why a step is taken, or how many members share a chunk. Pure; run by the members of the
  * update team. */
 #include "offload/adam_chunk.h"
+#include "base/sys.h"
 
 #include <string.h>
 
@@ -22,47 +23,64 @@ struct adam_span adam_chunk_span(enum chunk_dtype dtype, const struct stk_chunk 
     };
 }
 
-/* The first tensor of the block that ends behind element `elem` of its vector. */
-static uint32_t first_tensor(const struct stk_layout *l, const struct stk_block *b, uint64_t elem)
+/* The last tensor of the block that begins at or before element `elem` of its vector. */
+static uint32_t tensor_at(const struct stk_layout *l, const struct stk_block *b, uint64_t elem)
 {
     uint32_t low = b->first_tensor, high = low + b->n_tensors;
-    while (low < high) {
+    while (high - low > 1) {
         uint32_t mid = low + (high - low) / 2;
-        if (l->tensors[mid].first_elem + l->tensors[mid].n_elems <= elem) low = mid + 1;
+        if (l->tensor_first[mid] <= elem) low = mid;
         else high = mid;
     }
     return low;
 }
 
-/* Tensor t + 1 may be run together with those from `first` to t. */
-static bool joins(const struct stk_layout *l, const struct adam_coef *coef, uint32_t first,
-                  uint32_t t)
-{
-    const struct stk_tensor *next = &l->tensors[t + 1];
-    return next->touched && !next->frozen && coef[first].eps > 0.0f &&
-           memcmp(&coef[first], &coef[t + 1], sizeof *coef) == 0;
-}
+/* Neighbours are joined up to so many elements: the tables of the next ones are then read while the arithmetic of
+ * these goes on. Fetching the tables ahead is no help (measured: slower, those lines hold up the state's). */
+enum { JOINED_ELEMS = 512 };
 
 void adam_pieces(const struct stk_layout *l, const struct stk_chunk *c, uint32_t begin,
-                 uint32_t end, const struct adam_coef *coef,
+                 uint32_t end, const struct adam_coefs *coefs,
                  void (*fn)(void *arg, uint32_t tensor, uint64_t tensor_elem, uint32_t chunk_elem,
                             uint32_t n),
                  void *arg)
 {
     const struct stk_block *b = &l->blocks[c->block];
-    uint64_t from = c->first_elem + begin, to = c->first_elem + end;
-    uint32_t past = b->first_tensor + b->n_tensors;
-    for (uint32_t t = first_tensor(l, b, from); t < past && l->tensors[t].first_elem < to; t++) {
-        const struct stk_tensor *x = &l->tensors[t];
-        uint32_t first = t;
-        uint64_t lo = x->first_elem > from ? x->first_elem : from;
-        uint64_t hi = x->first_elem + x->n_elems;
-        if (!x->touched || hi <= lo) continue;
-        for (; hi < to && t + 1 < past && joins(l, coef, first, t); t++)
-            hi = l->tensors[t + 1].first_elem + l->tensors[t + 1].n_elems;
+    const uint64_t *first = l->tensor_first, from = c->first_elem + begin, to = c->first_elem + end;
+    const uint32_t *of = coefs->of, past = b->first_tensor + b->n_tensors;
+    if (b->n_tensors == 0) return;
+    uint32_t saved = adam_begin();
+    for (uint32_t t = tensor_at(l, b, from); t < past && first[t] < to; t++) {
+        uint32_t run = t, set = of[t];
+        if (set == ADAM_COEF_NONE) continue;
+        bool joins = coefs->set[set].eps > 0.0f;
+        uint64_t lo = first[t] > from ? first[t] : from, most = lo + JOINED_ELEMS;
+        while (joins && t + 1 < past && of[t + 1] == set && first[t + 1] < to && first[t + 1] < most)
+            t++;
+        /* with the padding if another step follows it: l->tensors is not looked at then */
+        bool padded = joins && t + 1 < past && of[t + 1] != ADAM_COEF_NONE;
+        uint64_t hi = padded ? first[t + 1] : first[t] + l->tensors[t].n_elems;
         if (hi > to) hi = to;
-        fn(arg, first, lo - x->first_elem, (uint32_t)(lo - c->first_elem), (uint32_t)(hi - lo));
+        if (hi <= lo) continue;
+        fn(arg, run, lo - first[run], (uint32_t)(lo - c->first_elem), (uint32_t)(hi - lo));
     }
+    adam_end(saved);
+}
+
+bool adam_coefs_alloc(struct adam_coefs *c, uint32_t n_tensors)
+{
+    uint64_t n = n_tensors ? n_tensors : 1;
+    *c = (struct adam_coefs){ .set = sys_calloc(n, sizeof *c->set),
+                              .of = sys_calloc(n, sizeof *c->of) };
+    if (c->of) memset(c->of, 0xff, n * sizeof *c->of);
+    return c->set && c->of;
+}
+
+void adam_coefs_free(struct adam_coefs *c)
+{
+    sys_free(c->set);
+    sys_free(c->of);
+    *c = (struct adam_coefs){ 0 };
 }
 
 struct chunk_step {
@@ -71,7 +89,7 @@ struct chunk_step {
     enum chunk_dtype dtype;
     const struct stk_chunk *c;
     const struct adam_chunk *at;
-    const struct adam_coef *coef;
+    const struct adam_coefs *coefs;
 };
 
 static void step_piece(void *arg, uint32_t tensor, uint64_t tensor_elem, uint32_t chunk_elem,
@@ -81,13 +99,13 @@ static void step_piece(void *arg, uint32_t tensor, uint64_t tensor_elem, uint32_
     struct adam_span s = adam_chunk_span(x->dtype, x->c, x->at, chunk_elem, chunk_elem + n);
     (void)tensor_elem;
     s.way = x->way;
-    adam_run(x->k, x->dtype == CHUNK_BF16 ? ADAM_BF16_SPLIT : ADAM_FP16, &s, &x->coef[tensor]);
+    adam_run(x->k, x->dtype == CHUNK_BF16 ? ADAM_BF16_SPLIT : ADAM_FP16, &s, adam_coef_of(x->coefs, tensor));
 }
 
 void adam_chunk_run(const struct adam_kernel *k, struct adam_way way, const struct stk_layout *l,
                     const struct stk_chunk *c, const struct adam_chunk *at,
-                    const struct adam_coef *coef, uint32_t begin, uint32_t end)
+                    const struct adam_coefs *coefs, uint32_t begin, uint32_t end)
 {
-    struct chunk_step x = { k, way, l->dtype, c, at, coef };
-    adam_pieces(l, c, begin, end, coef, step_piece, &x);
+    struct chunk_step x = { k, way, l->dtype, c, at, coefs };
+    adam_pieces(l, c, begin, end, coefs, step_piece, &x);
 }

@@ -115,7 +115,7 @@ void adam_narrow_run(const struct adam_kernel *k, enum adam_layout layout, const
     STK_ASSERT(from % GROUP == 0 && d->first_elem % GROUP == 0);
     STK_ASSERT(!param_only || (s->param_out && s->param_out != s->param));
     _Alignas(64) float exp_avg[TILE], exp_avg_sq[TILE];
-    uint32_t saved = cpu_ftz_enter();
+    uint32_t saved = adam_begin();
     for (uint64_t at = 0, n; at < s->n; at += n) {
         /* tiles end at multiples of their size in the block's vector, and so at 2^32 */
         n = TILE - (d->first_elem + from + at) % TILE;
@@ -131,21 +131,21 @@ void adam_narrow_run(const struct adam_kernel *k, enum adam_layout layout, const
         k->fn[layout](&t, c);
         narrow(k->narrow, m, from + at, all, d, exp_avg, exp_avg_sq);
     }
-    cpu_ftz_leave(saved);
+    adam_end(saved);
 }
 
 void adam_moments_read(const struct adam_moments *m, int which, uint64_t from, uint64_t n, float *out)
 {
     const struct adam_narrow_fns *f = adam_pick(NULL)->narrow;
     float tile[GROUP];
-    uint32_t saved = cpu_ftz_enter();
+    uint32_t saved = adam_begin();
     for (uint64_t done = 0, k; done < n; done += k) {
         uint64_t skip = (from + done) % GROUP;
         k = n - done < GROUP - skip ? n - done : GROUP - skip;
         widen(f, m, which, from + done - skip, GROUP, tile);
         memcpy(out + done, tile + skip, 4 * k);
     }
-    cpu_ftz_leave(saved);
+    adam_end(saved);
 }
 
 void adam_moments_write(const struct adam_moments *m, int which, uint64_t from, uint64_t n,
@@ -153,7 +153,7 @@ void adam_moments_write(const struct adam_moments *m, int which, uint64_t from, 
 {
     const struct adam_narrow_fns *f = adam_pick(NULL)->narrow;
     STK_ASSERT(from % GROUP == 0);
-    uint32_t saved = cpu_ftz_enter();
+    uint32_t saved = adam_begin();
     for (uint64_t done = 0, k; done < n; done += k) {
         float tile[GROUP] = { 0 };
         k = n - done < GROUP ? n - done : GROUP;
@@ -167,7 +167,7 @@ void adam_moments_write(const struct adam_moments *m, int which, uint64_t from, 
             f->encode(tile, GROUP, which == 0, m->at[which] + from + done,
                       m->absmax[which] + (from + done) / GROUP);
     }
-    cpu_ftz_leave(saved);
+    adam_end(saved);
 }
 
 /* A group of zeros keeps no absmax: times one that is not finite, zero would not be zero. */

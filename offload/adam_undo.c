@@ -74,13 +74,13 @@ bool adam_step_recorded(const struct adam_kernel *k, enum adam_layout layout,
     if (s->n == 0) return true;
     struct adam_inverse inv;
     inverse_make(c, &inv);
-    uint32_t saved = cpu_ftz_enter();
+    uint32_t saved = adam_begin();
     uint64_t done = k->record[layout](s, c, &inv, r);
     if (done < s->n) {
         take_back(k, layout, s, done, c, &inv, r);
         r->side_n = 0;
     }
-    cpu_ftz_leave(saved);
+    adam_end(saved);
     return done == s->n;
 }
 
@@ -91,9 +91,9 @@ void adam_undo(const struct adam_kernel *k, enum adam_layout layout, const struc
     STK_ASSERT(!s->param_out && (r->code || s->n == 0));
     struct adam_inverse inv;
     inverse_make(c, &inv);
-    uint32_t saved = cpu_ftz_enter();
+    uint32_t saved = adam_begin();
     take_back(k, layout, s, s->n, c, &inv, r);
-    cpu_ftz_leave(saved);
+    adam_end(saved);
 }
 
 void adam_param_only(const struct adam_kernel *k, enum adam_layout layout,
@@ -102,7 +102,7 @@ void adam_param_only(const struct adam_kernel *k, enum adam_layout layout,
     check(k, layout, s);
     if (s->n == 0) return;
     STK_ASSERT(s->param_out && s->param_out != s->param);
-    uint32_t saved = cpu_ftz_enter();
+    uint32_t saved = adam_begin();
     k->param_only[layout](s, c);
-    cpu_ftz_leave(saved);
+    adam_end(saved);
 }

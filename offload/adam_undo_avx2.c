@@ -247,7 +247,6 @@ ADAM_INLINE uint64_t record_avx2(const struct adam_span *span, const struct adam
         codes_out(r.code + i, &group, n);
         i += n;
     }
-    _mm_sfence();
     record->side_n = r.side_n;
     return i;
 }

@@ -155,7 +155,6 @@ ADAM_INLINE uint64_t record_avx512(const struct adam_span *span, const struct ad
         codes_out(r.code + i, &group, n);
         i += n;
     }
-    _mm_sfence();
     record->side_n = r.side_n;
     return i;
 }
@@ -246,7 +245,6 @@ ADAM_INLINE void param_avx512(const struct adam_span *span, const struct adam_co
     }
     for (; i < s.n; i += LANES)
         param_block(&s, &k, i, mask_of_first(s.n - i), false, layout, l2);
-    _mm_sfence();
 }
 
 ADAM_DEFINE_UNDO(avx512, record_avx512, undo_avx512, param_avx512)

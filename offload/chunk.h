@@ -61,14 +61,14 @@ enum chunk_moments { CHUNK_MOMENTS_F32, CHUNK_MOMENTS_BF16, CHUNK_MOMENTS_8BIT }
 struct stk_tensor {
     char *name;             /* owned */
     uint32_t block;
-    uint64_t n_elems;
-    uint64_t first_elem;    /* in the block's flat vector; a multiple of 64 */
     bool frozen;
     bool decay;             /* weight decay applies */
-    uint64_t steps;         /* updates applied to this tensor: Adam's t. Engine lane */
     bool touched;           /* the due update applies to it. Application's thread between runs */
     bool got_gradient;      /* own order: a gradient arrived in this step; becomes `touched` at its
                              * end */
+    uint64_t n_elems;
+    uint64_t first_elem;    /* in the block's flat vector; a multiple of 64 */
+    uint64_t steps;         /* updates applied to this tensor: Adam's t. Engine lane */
 };
 
 struct stk_block {
@@ -107,6 +107,8 @@ struct stk_layout {
     struct stk_block *blocks;
     struct stk_tensor *tensors;             /* in block order; inside a block trainable ones first
                                              * (the order of the flat vector) */
+    uint64_t *tensor_first;                 /* first_elem of each, dense: an update looks at all of
+                                             * them, and there may be a million */
     struct stk_chunk *chunks;
     uint64_t params, params_trainable;      /* without padding */
 };

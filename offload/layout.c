@@ -35,6 +35,7 @@ void layout_free(struct stk_layout *l)
     for (uint32_t i = 0; l->tensors && i < l->n_tensors; i++) sys_free(l->tensors[i].name);
     for (uint32_t i = 0; l->blocks && i < l->n_blocks; i++) sys_free(l->blocks[i].name);
     sys_free(l->tensors);
+    sys_free(l->tensor_first);
     sys_free(l->blocks);
     sys_free(l->chunks);
     sys_free(l);
@@ -94,6 +95,7 @@ static stk_status add_tensors(struct stk_layout *l, struct stk_block *b,
                                    .frozen = frozen,
                                    .decay = t->decay };
         if (!x->name) return no_memory(err);
+        l->tensor_first[id] = b->elems;
         b->n_tensors++;
         l->n_tensors++;
         b->elems += align_elems(t->n_elems);
@@ -176,7 +178,8 @@ static stk_status fill(struct stk_layout *l, const struct layout_block_in *in, u
         return stk_error_set(err, STK_ERR_CONFIG, 0, "%" PRIu64 " tensors are too many", n_tensors);
     l->blocks = sys_calloc(n_blocks, sizeof *l->blocks);
     l->tensors = sys_calloc(n_tensors + 1, sizeof *l->tensors);
-    if (!l->blocks || !l->tensors) return no_memory(err);
+    l->tensor_first = sys_calloc(n_tensors + 1, sizeof *l->tensor_first);
+    if (!l->blocks || !l->tensors || !l->tensor_first) return no_memory(err);
     for (uint32_t i = 0, given = 0; i < n_blocks; given += in[i].n_tensors, i++) {
         struct stk_block *b = &l->blocks[i];
         if (!in[i].name) return stk_error_set(err, STK_ERR_CONFIG, 0, "block %u has no name", i);
@@ -230,7 +233,7 @@ static stk_status check_tensors(const struct stk_layout *l, const struct stk_blo
     for (uint32_t t = b->first_tensor; t < b->first_tensor + b->n_tensors; t++) {
         const struct stk_tensor *x = &l->tensors[t];
         if (x->frozen && !frozen) at = pad_trainable(at, true);
-        if (x->block != b - l->blocks || x->first_elem != at || (frozen && !x->frozen))
+        if (x->block != b - l->blocks || x->first_elem != at || l->tensor_first[t] != at || (frozen && !x->frozen))
             return stk_error_set(err, STK_ERR_STATE, 0,
                                  "block \"%s\": tensor \"%s\" is at element %" PRIu64
                                  ", expected %" PRIu64 ", trainable ones first",

@@ -385,6 +385,96 @@ BOTH(team_runs_each_slice_once)
     }
 }
 
+/* A job that is `beside` takes the members that the first slice of the job before it leaves: that slice
+ * waits for all of it. The job after it, which is not, waits for both. */
+struct beside_test {
+    struct exec *ex;
+    struct exec_event arrived;
+    uint32_t slices, early; /* atomic */
+};
+
+static void slice_beside(void *arg, uint32_t slice, uint32_t n)
+{
+    struct beside_test *b = arg;
+    (void)slice;
+    if (__atomic_add_fetch(&b->slices, 1, __ATOMIC_SEQ_CST) == n) exec_event_set(&b->arrived);
+}
+
+static void slice_before(void *arg, uint32_t slice, uint32_t n)
+{
+    struct beside_test *b = arg;
+    struct stk_error err = { 0 };
+    (void)n;
+    if (slice > 0) return;
+    if (exec_event_wait(&b->arrived, exec_now_ns(b->ex) + 10000000000u, &err) != STK_OK)
+        __atomic_fetch_add(&b->early, 100, __ATOMIC_SEQ_CST);
+}
+
+static void slice_after(void *arg, uint32_t slice, uint32_t n)
+{
+    struct beside_test *b = arg;
+    (void)slice;
+    (void)n;
+    if (__atomic_load_n(&b->slices, __ATOMIC_SEQ_CST) != 5)
+        __atomic_fetch_add(&b->early, 1, __ATOMIC_SEQ_CST);
+}
+
+TEST(exec_threads_team_job_beside_does_not_wait)
+{
+    for (uint32_t members = 2; members <= 4; members++)
+        for (uint32_t before = 1; before <= 3; before++) {
+            struct exec *ex = open_kind(EXEC_THREADS, test_seed());
+            struct exec_team *team = NULL;
+            struct stk_error err = { 0 };
+            struct beside_test b = { .ex = ex };
+            exec_event_init(ex, &b.arrived);
+            CHECK_OK(exec_team_open(ex, "update", members, &team, &err), &err);
+            struct exec_team_job jobs[3] = {
+                { .fn = slice_before, .arg = &b, .n_slices = before },
+                { .fn = slice_beside, .arg = &b, .n_slices = 5, .beside = true },
+                { .fn = slice_after, .arg = &b, .n_slices = 7 },
+            };
+            for (int j = 0; j < 3; j++) exec_team_run(team, &jobs[j]);
+            exec_team_close(team);
+            CHECK(b.slices == 5 && b.early == 0);
+            exec_close(ex);
+        }
+}
+
+/* Jobs of which some are beside the ones before, as they come: each slice once, done in order. */
+BOTH(team_mixed_jobs_run_each_slice_once)
+{
+    struct rng r;
+    rng_seed(&r, test_seed());
+    for (uint32_t round = 0; round < 40; round++) {
+        struct exec *ex = open_kind(kind, test_seed() + round);
+        struct exec_lane *lane = open_lane(ex, "engine");
+        struct exec_team *team = NULL;
+        struct stk_error err = { 0 };
+        static struct team_test t;
+        struct job_arg arg[JOBS];
+        memset(&t, 0, sizeof t);
+        exec_event_init(ex, &t.all_done);
+        CHECK_OK(exec_team_open(ex, "update", 1 + round % 4, &team, &err), &err);
+        for (uint32_t j = 0; j < JOBS; j++) {
+            arg[j] = (struct job_arg){ &t, j };
+            t.left[j] = job_slices(j);
+            exec_task_init(&t.done[j], team_done, &arg[j]);
+            t.job[j] = (struct exec_team_job){ .fn = team_slice, .arg = &arg[j],
+                                               .n_slices = t.left[j],
+                                               .beside = rng_below(&r, 2),
+                                               .done_lane = lane, .done = &t.done[j] };
+        }
+        for (uint32_t j = 0; j < JOBS; j++) exec_team_run(team, &t.job[j]);
+        CHECK_OK(exec_event_wait(&t.all_done, UINT64_MAX, &err), &err);
+        for (uint32_t j = 0; j < JOBS; j++)
+            for (uint32_t s = 0; s < SLICES; s++) CHECK(t.count[j][s] == (s < job_slices(j)));
+        CHECK(t.order_wrong == 0 && t.incomplete == 0);
+        exec_team_close(team);
+        exec_close(ex);
+    }
+}
+
 struct begin_test { uint32_t begun, early; }; /* atomic: members begin, slices run before that */
 
 static void member_begins(void *arg)

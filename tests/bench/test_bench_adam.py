@@ -48,12 +48,14 @@ def test_adam_lists_every_layout_path_and_variant(folder):
     for path in ("chunks", "small"):
         assert ("bf16_split", path) in seen and ("fp16", path) in seen, seen
     assert "bf16_split/scalar" in {r["variant"] for r in list_}
+    assert {(r["moments"], r["path"]) for r in list_ if r["moments"] != "f32"} == {("bf16", "chunks"), ("8bit", "chunks")}
     for r in list_:
         check(r)
         assert r["params"] >= 300000 and r["params"] % 64 == 0
-        assert r["bytes_per_param"] == (26 if r["layout"] == "bf16_split" else 28)
+        assert r["bytes_per_param"] == ({"f32": 26, "bf16": 18, "8bit": 14.25}[r["moments"]] if r["layout"] == "bf16_split" else 28)
         assert near(r["bytes_per_s"], r["bytes_per_param"] * r["params"] / r["median_s"]), r
-        assert r["variant"].startswith(r["layout"] + "/") and r["limit"] and "ahead" in r["way"], r
+        layout = r["layout"] if r["moments"] == "f32" else r["layout"] + "+" + r["moments"]
+        assert r["variant"].startswith(layout + "/") and r["limit"] and "ahead" in r["way"], r
         assert (r["tensors"] > 1) == (r["path"] == "small"), r
     assert "what this memory does" in out.splitlines()[-1], out
 
@@ -61,6 +63,12 @@ def test_adam_lists_every_layout_path_and_variant(folder):
 def test_adam_one_path_one_variant(folder):
     _, list_ = results(folder, "adam", *SMALL, "--layout", "f32", "--path", "arrays", "--kernel", "scalar", "--threads", "3")
     assert [(r["variant"], r["path"], r["threads"]) for r in list_] == [("f32/scalar", "arrays", 3)], list_
+
+
+def test_adam_narrow_moments_alone(folder):
+    _, list_ = results(folder, "adam", *SMALL, "--moments", "8bit")
+    assert [(r["moments"], r["path"]) for r in list_] == [("8bit", "chunks")], list_
+    check(list_[0])
 
 
 def test_adam_without_a_limit(folder):
@@ -71,7 +79,8 @@ def test_adam_without_a_limit(folder):
 
 def test_adam_refuses_by_a_sentence(_):
     for args, word in ((["--kernel", "sse9"], "sse9"), (["--path", "diagonal"], "diagonal"), (["--params", "3"], "65536"), (["--layout", "x"], "bf16_split"),
-                       (["--parms", "70000"], "params")):
+                       (["--parms", "70000"], "params"), (["--layout", "f32", "--path", "chunks"], "16-bit"),
+                       (["--moments", "8bit", "--path", "arrays"], "chunks"), (["--moments", "bf16", "--layout", "fp16"], "bf16_split")):
         _, err = bench("adam", *args, code=2)
         assert len(err.strip().splitlines()) == 1 and word in err, err
 
