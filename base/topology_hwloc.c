@@ -45,12 +45,23 @@ static stk_status load(const char *given, hwloc_topology_t *out, struct stk_erro
     return stk_error_set(err, STK_ERR_CONFIG, 0, "topology '%s': hwloc cannot read it", given);
 }
 
-/* Which of `n` processors are ours, as bits; NULL: all of the topology. */
+/* NULL: all of the topology. */
 static bool ours(const uint32_t *list, uint32_t n, uint32_t cpu)
 {
     for (uint32_t i = 0; i < n; i++)
         if (list[i] == cpu) return true;
     return !list;
+}
+
+/* What hwloc does not name, because it could not look or was told of another machine (HWLOC_XMLFILE in
+ * the environment of a batch job), are cores of their own. */
+static void take_rest(const uint32_t *list, uint32_t n, struct topology_found *out)
+{
+    for (uint32_t i = 0, named = out->n; list && i < n; i++) {
+        uint32_t k = 0;
+        while (k < named && out->cpu[k].cpu != list[i]) k++;
+        if (k == named) out->cpu[out->n++] = (struct topology_cpu){ .cpu = list[i], .core = list[i] };
+    }
 }
 
 static void take(hwloc_topology_t h, const uint32_t *list, uint32_t n, struct topology_found *out)
@@ -77,15 +88,17 @@ stk_status topology_find(const char *given, struct topology_found *out, struct s
     hwloc_topology_t h = NULL;
     snprintf(out->source, sizeof out->source, "hwloc");
     stk_status st = load(given, &h, *given ? err : NULL);
-    if (st != STK_OK || !h) return *given ? st : STK_OK; /* nothing is known of this machine: one core */
+    if (*given && st != STK_OK) return st;
     uint32_t *list = NULL, n = *given ? 0 : cpu_list("", &list);
-    int pus = hwloc_get_nbobjs_by_type(h, HWLOC_OBJ_PU);
-    out->here = !*given;
+    int named = h ? hwloc_get_nbobjs_by_type(h, HWLOC_OBJ_PU) : 0;
+    size_t most = n + (named > 0 ? (size_t)named : 0);
     if (!*given) out->quota = cpu_quota("");
-    out->cpu = pus > 0 ? sys_calloc((size_t)pus, sizeof *out->cpu) : NULL;
-    if (out->cpu) take(h, list, n, out);
+    out->here = !*given && (!h || hwloc_topology_is_thissystem(h));
+    out->cpu = most ? sys_calloc(most, sizeof *out->cpu) : NULL;
+    if (out->cpu && h) take(h, list, n, out);
+    if (out->cpu) take_rest(list, n, out);
     sys_free(list);
-    hwloc_topology_destroy(h);
-    if (pus > 0 && !out->cpu) return stk_error_set(err, STK_ERR_NOMEM, 0, "the machine's topology: no memory");
+    if (h) hwloc_topology_destroy(h);
+    if (most && !out->cpu) return stk_error_set(err, STK_ERR_NOMEM, 0, "the machine's topology: no memory");
     return STK_OK;
 }

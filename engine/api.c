@@ -217,7 +217,7 @@ static struct cores_ask cores_ask_of(const stk_engine *e)
     const stk_config *c = &e->cfg;
     return (struct cores_ask){ .compute = c->compute_threads,
                                .update = c->update_threads,
-                               .on_host = c->device == STK_DEVICE_HOST,
+                               .on_host = c->device != STK_DEVICE_SIM,
                                .nvme = e->n_paths > 0 };
 }
 
@@ -232,7 +232,7 @@ static stk_status divide_cores(stk_engine *e)
         e->cores = (struct cores){ .compute = ask.compute, .update = ask.update, .n_nodes = 1 };
     }
     if (!e->cfg.simulate) return STK_OK;
-    e->cores.n_teams = 1;
+    e->cores.n_nodes = e->cores.n_teams = 1;
     e->cores.members[0] = e->cores.update;
     return STK_OK;
 }

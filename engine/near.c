@@ -8,7 +8,10 @@
 
 #include <string.h>
 
-static bool several_nodes(const stk_engine *e) { return e->topology && e->cores.n_nodes > 1; }
+static bool several_nodes(const stk_engine *e)
+{
+    return e->topology && e->topology->here && e->cores.n_nodes > 1;
+}
 
 static stk_status deal(stk_engine *e)
 {

@@ -3,6 +3,9 @@
 #include "base/topology.h"
 #include "tests/base/tree.h"
 
+#include <sched.h>
+#include <stdlib.h>
+
 static struct topology *open_given(const char *given)
 {
     struct topology *t = NULL;
@@ -76,6 +79,23 @@ TEST(topology_hwloc_reads_xml)
     CHECK(t && t->n_nodes == 2 && t->node[1].os == 2 && t->node[1].memory_bytes == 8192); /* numbers may have gaps */
     topology_close(t);
     tree_end(&tree);
+}
+
+/* A batch job's environment may tell hwloc of another machine: its processors are not ours, and ours are
+ * none of its. */
+TEST(topology_hwloc_of_another_machine_in_the_environment)
+{
+    cpu_set_t all;
+    struct topology *t = NULL;
+    struct stk_error err = { 0 };
+    REQUIRE(sched_getaffinity(0, sizeof all, &all) == 0);
+    setenv("HWLOC_SYNTHETIC", "core:3 pu:1(indexes=900,901,902)", 1);
+    CHECK_OK(topology_open("", &t, &err), &err);
+    unsetenv("HWLOC_SYNTHETIC");
+    REQUIRE(t);
+    CHECK(t->n_cpus == (uint32_t)CPU_COUNT(&all) && t->n_cores == t->n_cpus && t->n_nodes == 1 && !t->here);
+    for (uint32_t i = 0; i < t->n_cpus; i++) CHECK(CPU_ISSET(t->cpu[i].cpu, &all));
+    topology_close(t);
 }
 
 TEST(topology_hwloc_refuses_nonsense)

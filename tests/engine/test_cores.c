@@ -155,6 +155,47 @@ TEST(cores_mem_28_two_sockets_of_hwloc)
     topology_close(t);
 }
 
+static bool noted(const stk_engine *e, const char *words)
+{
+    const char *line;
+    for (uint32_t i = 0; stk_note(e, i, &line); i++)
+        if (strstr(line, words)) return true;
+    return false;
+}
+
+/* A device of the host's in memory of its own computes on the same cores. */
+TEST(cores_of_a_discrete_host_device_are_shared)
+{
+    static const stk_device_kind devices[] = { STK_DEVICE_HOST, STK_DEVICE_HOST_DISCRETE };
+    for (int k = 0; k < 2; k++) {
+        struct toy t;
+        toy_init(&t, 1, 1);
+        t.cfg.compute_threads = t.cfg.update_threads = 0;
+        t.cfg.device = devices[k];
+        t.cfg.device_memory = k ? 64u << 20 : 0;
+        CHECK(stk_open(&t.cfg, &t.e) == STK_OK && noted(t.e, "shared by compute and update"));
+        stk_close(t.e);
+    }
+}
+
+/* hwloc is told of two nodes: they are nothing to a run in simulation, and not to be bound to. */
+TEST(cores_simulation_and_another_machine_bind_nothing)
+{
+    setenv("HWLOC_SYNTHETIC", "pack:2 [numa] core:1 pu:1", 1);
+    for (int simulate = 0; simulate < 2; simulate++) {
+        struct toy t;
+        toy_init(&t, 2, 1);
+        t.cfg.simulate = simulate;
+        t.cfg.compute_threads = 1;
+        t.cfg.update_threads = simulate ? 0 : 2;
+        CHECK(stk_open(&t.cfg, &t.e) == STK_OK && toy_describe(&t) == STK_OK);
+        CHECK(!simulate || (t.e->cores.n_nodes == 1 && t.e->cores.n_teams == 1));
+        CHECK(stk_seal(t.e, false) == STK_OK && !noted(t.e, "refuses to place"));
+        stk_close(t.e);
+    }
+    unsetenv("HWLOC_SYNTHETIC");
+}
+
 /* --- training on two teams --------------------------------------------------------------------- */
 
 enum { ONE_TEAM, TWO_TEAMS, TWO_NODES };
