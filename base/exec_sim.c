@@ -257,10 +257,12 @@ static void sim_lane_close(struct exec_lane *lane)
     lane->no_timers = true;
     exec_queue_drop_due(&lane->queue);
     while (lane->queue.first) (void)step(w, UINT64_MAX);
+    settle(w); /* what it shared is the others' from here on */
     struct exec_lane **at = &w->base.lanes;
     while (*at != lane) at = &(*at)->next;
     *at = lane->next;
     sys_free(lane);
+    find_speeds(w);
 }
 
 void exec_lane_busy(struct exec_lane *lane, uint64_t busy_ns)

@@ -739,6 +739,58 @@ TEST(exec_sim_team_takes_its_time)
     exec_close(b.ex);
 }
 
+struct sharer {
+    struct exec *ex;
+    struct exec_lane *lane;
+    struct exec_task begin, end;
+    uint32_t *begun;
+    struct exec_event *both;
+    struct exec_event over;
+    uint64_t end_ns;
+};
+
+static void sharer_end(void *arg)
+{
+    struct sharer *s = arg;
+    s->end_ns = exec_now_ns(s->ex);
+    exec_event_set(&s->over);
+}
+
+static void sharer_begin(void *arg)
+{
+    struct sharer *s = arg;
+    exec_lane_busy_sharing(s->lane, 1000, &(struct exec_need){ .part[EXEC_SHARE_DRAM] = 1 });
+    if (s->end.fn) exec_post(s->lane, &s->end);
+    if (++*s->begun == 2) exec_event_set(s->both);
+}
+
+/* Two want all of one thing: half the speed each. If one's lane is closed, the other has all of it. */
+TEST(exec_sim_sharing_and_a_lane_that_closes)
+{
+    for (int closes = 0; closes < 2; closes++) {
+        struct sharer s[2] = { { 0 } };
+        struct exec_event both;
+        struct stk_error err = { 0 };
+        struct exec *ex = NULL;
+        uint32_t begun = 0;
+        REQUIRE(exec_open_sim(test_seed(), &ex, &err) == STK_OK);
+        exec_event_init(ex, &both);
+        for (int k = 0; k < 2; k++) {
+            s[k] = (struct sharer){ .ex = ex, .begun = &begun, .both = &both };
+            REQUIRE(exec_lane_open(ex, k ? "stays" : "goes", &s[k].lane, &err) == STK_OK);
+            exec_event_init(ex, &s[k].over);
+            exec_task_init(&s[k].begin, sharer_begin, &s[k]);
+            if (k) exec_task_init(&s[k].end, sharer_end, &s[k]);
+            exec_post(s[k].lane, &s[k].begin);
+        }
+        CHECK_OK(exec_event_wait(&both, UINT64_MAX, &err), &err);
+        if (closes) exec_lane_close(s[0].lane);
+        CHECK_OK(exec_event_wait(&s[1].over, UINT64_MAX, &err), &err);
+        CHECK(s[1].end_ns == (closes ? 1000 : 2000));
+        exec_close(ex);
+    }
+}
+
 /* --- failures of the system ------------------------------------------------------------------- */
 
 static stk_status open_world(enum exec_kind kind, struct stk_error *err)
