@@ -5,7 +5,8 @@
 
 #include "engine/engine.h"
 
-#define DURABLE_ROW_BYTES 64 /* of an extent in the store's table, at most */
+/* The store's table (nvme/store_table.c, FORMAT 1): its head, the name of a path, the row of an extent. */
+enum { DURABLE_HEAD_BYTES = 256, DURABLE_PATH_BYTES = 512, DURABLE_ROW_BYTES = 32 };
 
 /* Most bytes of what a commit carries beside the extents. After the layout is known. */
 uint64_t durable_payload_max(const stk_engine *e);

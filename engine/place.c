@@ -151,8 +151,11 @@ static uint64_t durable_bytes(const stk_engine *e)
 {
     const char *paths[STK_NVME_MAX];
     if (!e->cfg.durable) return 0;
-    uint64_t table = durable_payload_max(e) + 2ull * e->layout->n_chunks * DURABLE_ROW_BYTES;
-    return version_bytes(e) + 2 * durable_paths(e, paths) * round_page(table);
+    uint64_t n_paths = durable_paths(e, paths), extents = CHUNK_STATE_N * (uint64_t)e->layout->n_chunks;
+    if (acts_nvme_bytes(e)) extents += 2ull * e->n_places * e->cfg.micro_batches;
+    uint64_t table = durable_payload_max(e) + DURABLE_HEAD_BYTES + n_paths * DURABLE_PATH_BYTES +
+                     extents * DURABLE_ROW_BYTES;
+    return version_bytes(e) + 2 * n_paths * round_page(table);
 }
 
 /* What the update modes need beside it. */
