@@ -141,7 +141,8 @@ static bool become_user(void)
 {
     uint32_t id = 20000 + (uint32_t)getpid() % 30000;
     if (geteuid() != 0) return true;
-    return chown(world_dir(NULL), id, id) == 0 && setgid(id) == 0 && setuid(id) == 0;
+    return chown(world_dir(NULL), id, id) == 0 && setgid(id) == 0 && setuid(id) == 0 &&
+           access(world_dir(NULL), W_OK | X_OK) == 0; /* TMPDIR may be closed to others */
 }
 
 /* A file system of the shell's words on `sub`/m, in a namespace of this process. */

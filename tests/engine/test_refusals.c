@@ -134,6 +134,7 @@ static int as_nobody(const char *dir)
 {
     struct toy t;
     if (getuid() == 0 && (setgid(65534) != 0 || setuid(65534) != 0)) return 77;
+    if (access(dir, F_OK) != 0) return 77; /* TMPDIR is closed to others */
     toy_init(&t, 1, 1);
     t.cfg.params = STK_TIER_NVME;
     t.cfg.nvme[0] = dir;
