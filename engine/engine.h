@@ -221,7 +221,7 @@ struct stk_engine {
     struct eng_reserve *reserves; uint32_t n_reserves;
     uint64_t workspace_bytes;
     void *workspace;
-    struct topology *topology;      /* of this machine; NULL in simulation */
+    struct topology *topology;      /* of this machine; NULL: in simulation, not asked */
     struct cores cores;             /* who computes on how many; from stk_open on */
 
     pid_t pid;                      /* of who opened it: a child of fork may not use it (NVM-35) */
@@ -459,6 +459,8 @@ stk_status state_flush_staged(stk_engine *e);   /* writes the staged chunk home 
 
 /* --- trial.c: application's thread, before the first step -------------------------------------- */
 void trial_free(stk_engine *e);
+void trial_end(stk_engine *e);                  /* [waits] none will follow, and what they left at homes is
+                                                 * zero again, though the client broke them off */
 /* This visit follows another one of its place and direction at once. */
 bool trial_again(const struct plan *p, uint32_t visit);
 /* What trials found of place `place`'s visits, as far as they did (backward as the plan has it). again:

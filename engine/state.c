@@ -147,6 +147,7 @@ static void clear_states(stk_engine *e, const struct stk_chunk *c, uint32_t stat
 stk_status state_unstage(stk_engine *e)
 {
     struct state_io *s = e->sio;
+    trial_end(e);
     if (s->chunk == PLAN_NO) return STK_OK;
     const struct stk_chunk *c = &e->layout->chunks[s->chunk];
     void *buf[CHUNK_STATE_N];
@@ -178,6 +179,7 @@ stk_status state_stage(stk_engine *e, uint32_t chunk, uint32_t want, struct stat
 {
     struct state_io *s = e->sio;
     const struct stk_chunk *c = &e->layout->chunks[chunk];
+    trial_end(e);
     if (s->chunk != chunk) STK_TRY(state_unstage(e));
     uint32_t missing = nvme_states(c, want & ~s->loaded), never = 0;
     for (int k = 0; k < CHUNK_STATE_N; k++)
@@ -209,7 +211,7 @@ static void fill_view(stk_engine *e, const struct stk_chunk *c, struct state_vie
     }
 }
 
-void state_touch(stk_engine *e) { e->sio->dirty = true; }
+void state_touch(stk_engine *e) { e->sio->dirty = e->sio->written = true; }
 
 /* Before the first step every extent must exist: what nobody filled is zero. */
 static stk_status write_unfilled(stk_engine *e)

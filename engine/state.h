@@ -12,6 +12,7 @@ struct state_io {
     uint32_t chunk;                 /* what is staged; PLAN_NO: nothing */
     uint32_t loaded;                /* its states that are at hand: STATE_ bits */
     bool dirty, filled;
+    bool written;                   /* a client has put something into a tensor */
     uint32_t moving, left;          /* the transfer under way: states, completions missing */
     bool put;
     struct store_op op[CHUNK_STATE_N];

@@ -573,10 +573,11 @@ stk_status stk_machine_measure(stk_engine *e, stk_machine *out);
  * stk_predict. */
 typedef struct stk_visit_cost { double forward_ns, backward_ns, recompute_ns; } stk_visit_cost;
 stk_status stk_place_cost(stk_engine *e, uint32_t place, const stk_visit_cost *cost);
-/* [waits] After stk_seal (dry too) and before anything is filled: a visit to be queued as in a step,
- * its time taken and thrown away. One of each kind in the plan, all of micro-batch 0, each at least
- * once and again while `STK_TRIAL_NS` last. After a dry seal memory for one visit is reserved, of the
- * device and for stk_reserved, as far as it fits. STK_END: no more, or none is possible here. */
+/* [waits] After stk_seal (dry too) and before anything is filled, or STK_ERR_STATE: a visit to be queued
+ * as in a step, its time taken and thrown away. One of each kind in the plan, all of micro-batch 0, each
+ * at least once and again while `STK_TRIAL_NS` last. After a dry seal memory for one visit is reserved, of
+ * the device and for stk_reserved, as far as it fits. STK_END: no more, or none is possible here. A client
+ * may break trials off: the first call for a tensor or a step ends them. */
 #define STK_TRIAL_NS 4000000000u
 stk_status stk_trial_next(stk_engine *e, stk_visit *v);
 stk_status stk_trial_done(stk_engine *e, const stk_visit *v);

@@ -19,7 +19,7 @@
  *
  * DATA. What a visit reads is filled with numbers of no meaning first (products of zeros take less
  * power, and with it less time). What lies at host homes is zero again when trials are over. */
-#include "engine/engine.h"
+#include "engine/state.h"
 #include "base/cpu.h"
 #include "base/sys.h"
 
@@ -52,13 +52,20 @@ struct places { uint64_t param, acc, copy, in, out, full, flow, workspace, reser
 
 static uint64_t round_page(uint64_t x) { return (x + 4095) / 4096 * 4096; }
 
+/* The boundary that it writes: sizes its time, and its room after a dry seal. */
+static uint64_t out_bytes(const stk_engine *e, const struct plan_visit *v)
+{
+    return v->dir == PLAN_FORWARD && v->place + 1 < e->n_places ? e->pplaces[v->place + 1].in_bytes : 0;
+}
+
 static bool alike(const stk_engine *e, const struct plan_visit *a, const struct plan_visit *b)
 {
     const struct plan_place_in *x = &e->pplaces[a->place], *y = &e->pplaces[b->place];
     const struct plan_block_in *p = &e->pblocks[a->block], *q = &e->pblocks[b->block];
     return a->dir == b->dir && a->recompute == b->recompute && x->flops == y->flops &&
            x->fused == y->fused && x->in_bytes == y->in_bytes && x->full_bytes == y->full_bytes &&
-           p->param_bytes == q->param_bytes && p->acc_bytes == q->acc_bytes;
+           p->param_bytes == q->param_bytes && p->acc_bytes == q->acc_bytes &&
+           out_bytes(e, a) == out_bytes(e, b);
 }
 
 bool trial_again(const struct plan *p, uint32_t i)
@@ -283,6 +290,17 @@ static void clear(stk_engine *e, struct eng_trial *t)
     t->pattern = NULL;
 }
 
+void trial_end(stk_engine *e)
+{
+    struct eng_trial *t = e->trial;
+    struct stk_error ignored = { 0 };
+    if (!t || (t->over && !t->pattern)) return;
+    (void)dev_sync(e->compute, &ignored);
+    t->busy = false;
+    t->over = true;
+    clear(e, t);
+}
+
 static stk_status begin(stk_engine *e)
 {
     struct eng_trial *t = e->trial = sys_calloc(1, sizeof *t);
@@ -314,8 +332,10 @@ stk_status stk_trial_next(stk_engine *e, stk_visit *v)
 {
     stk_error_clear(&e->err);
     enum eng_state s = eng_state(e);
-    if ((s != ENG_READY && s != ENG_DRY) || e->begun > 0 || (e->trial && e->trial->busy))
-        return eng_refuse_state(e, "stk_trial_next", "after stk_seal, before the first step");
+    if ((s != ENG_READY && s != ENG_DRY) || e->begun > 0 || (e->trial && e->trial->busy) ||
+        (e->sio && e->sio->written)) /* its parameters would be lost */
+        return eng_refuse_state(e, "stk_trial_next",
+                                "after stk_seal, before the first step and before anything is filled");
     if (!e->trial) STK_TRY(begin(e));
     struct eng_trial *t = e->trial;
     if (!t->over && t->at == t->n_kinds) next_round(e, t);
@@ -367,14 +387,17 @@ bool trial_cost(const stk_engine *e, uint32_t place, bool again, stk_visit_cost 
     *out = (stk_visit_cost){ 0 };
     for (uint32_t i = 0; t && i < e->plan_train->n_visits; i++) {
         const struct plan_visit *v = &e->plan_train->visits[i];
+        bool tried = false;
         if (v->place != place || v->micro != 0) continue;
         for (uint32_t k = 0; k < t->n_kinds; k++) {
             const struct kind *x = &t->kind[k];
             if (!x->tries || (x->again && !again) || !alike(e, &e->plan_train->visits[x->visit], v))
                 continue; /* of twins the later counts, if it is asked for */
             *(v->dir == PLAN_FORWARD ? &out->forward_ns : &out->backward_ns) = time_of(x);
-            found = true;
+            tried = true;
         }
+        if (!tried) return false; /* the client broke trials off */
+        found = true;
     }
     return found;
 }

@@ -532,6 +532,93 @@ TEST(predict_trials_leave_the_weights_alone)
         }
 }
 
+static bool params_are_zero(const stk_engine *e)
+{
+    for (uint32_t i = 0; i < e->layout->n_chunks; i++) {
+        const struct stk_chunk *c = &e->layout->chunks[i];
+        const uint8_t *p = c->host[CHUNK_PARAM];
+        for (uint64_t k = 0; p && k < chunk_bytes(e->layout, c, CHUNK_PARAM); k++)
+            if (p[k]) return false;
+    }
+    return true;
+}
+
+/* A client whose own work fails goes on without a prediction: what it does not fill is zero all the
+ * same, and a place of which half was tried is not known. */
+TEST(predict_trials_broken_off)
+{
+    for (int done = 0; done < 2; done++) {
+        struct toy t;
+        stk_prediction p = { .size = sizeof p };
+        stk_machine m = by_hand();
+        stk_visit v;
+        float x = 1;
+        toy_init(&t, 2, 1);
+        RUN(&t, toy_open(&t));
+        for (int i = 0; i < 3; i++) {
+            RUN(&t, stk_trial_next(t.e, &v));
+            if (i < 2 || done) RUN(&t, stk_trial_done(t.e, &v));
+        }
+        CHECK(!params_are_zero(t.e));
+        RUN(&t, stk_tensor_read(t.e, 0, STK_READ_PARAM, 0, 1, &x, STK_F32));
+        CHECK(x == 0 && params_are_zero(t.e));
+        RUN(&t, stk_predict(t.e, &m, &p));
+        CHECK(!p.costs_known);
+        CHECK(stk_trial_next(t.e, &v) == STK_END && params_are_zero(t.e));
+        stk_close(t.e);
+    }
+}
+
+/* A trial's numbers would lie in the weights, and then zeros. */
+TEST(predict_no_trial_after_weights_are_there)
+{
+    struct toy t;
+    stk_visit v;
+    uint64_t before = 0, after = 1;
+    toy_init(&t, 2, 1);
+    RUN(&t, toy_open(&t));
+    RUN(&t, toy_fill(&t));
+    RUN(&t, toy_hash(&t, &before));
+    CHECK(REFUSED(stk_trial_next(t.e, &v), STK_ERR_STATE, t.e, "before anything is filled"));
+    RUN(&t, toy_hash(&t, &after));
+    CHECK(before == after);
+    stk_close(t.e);
+}
+
+/* After a dry seal visits that are alike in all but the boundary they write have room for theirs. */
+TEST(predict_trials_dry_have_room_for_every_boundary)
+{
+    struct toy t;
+    stk_visit v;
+    uint32_t first, wide = 0;
+    enum { IN = 4096, OUT = 65536 };
+    toy_init(&t, 2, 1);
+    RUN(&t, stk_open(&t.cfg, &t.e));
+    stk_place places[4] = { { .flops = 1 },
+                            { .in_bytes = IN, .full_bytes = IN, .flops = 5 },
+                            { .in_bytes = IN, .full_bytes = IN, .flops = 5 },
+                            { .in_bytes = OUT, .full_bytes = IN, .flops = 7, .fused = true } };
+    for (uint32_t i = 0; i < 4; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "block %u", i);
+        stk_tensor_desc d = { .name = name, .n_elems = 4096 };
+        RUN(&t, stk_block(t.e, name, &d, 1, &places[i].block, &first));
+    }
+    RUN(&t, stk_order(t.e, places, 4));
+    RUN(&t, stk_seal(t.e, true));
+    stk_status st;
+    while ((st = stk_trial_next(t.e, &v)) == STK_OK) {
+        const uint8_t *out = v.out, *full = v.full;
+        if (v.place == 2 && v.dir == STK_FORWARD) {
+            wide++;
+            CHECK(out && full && full >= out + OUT);
+        }
+        RUN(&t, stk_trial_done(t.e, &v));
+    }
+    CHECK(st == STK_END && wide > 0);
+    stk_close(t.e);
+}
+
 TEST(predict_is_refused_where_it_means_nothing)
 {
     struct toy t;
