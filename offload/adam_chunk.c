@@ -35,9 +35,26 @@ static uint32_t tensor_at(const struct stk_layout *l, const struct stk_block *b,
     return low;
 }
 
-/* Neighbours are joined up to so many elements: the tables of the next ones are then read while the arithmetic of
- * these goes on. Fetching the tables ahead is no help (measured: slower, those lines hold up the state's). */
-enum { JOINED_ELEMS = 512 };
+/* What is known of so many tensors is copied at once. Read line by line between the arrays of the state, each line
+ * of the tables was waited for: the processor's own fetching ahead loses them there, and prefetches of ours held up
+ * the state's. */
+enum { STAGED = 1024 };
+
+struct staged { /* n tensors, and the one behind them; none: ADAM_COEF_NONE */
+    uint32_t n, of[STAGED + 1];
+    uint64_t first[STAGED + 1];
+};
+
+static void stage(const struct stk_layout *l, const struct adam_coefs *coefs, uint32_t at, uint32_t past,
+                  struct staged *s)
+{
+    s->n = past - at < STAGED ? past - at : STAGED;
+    memcpy(s->first, l->tensor_first + at, s->n * sizeof *s->first);
+    memcpy(s->of, coefs->of + at, s->n * sizeof *s->of);
+    bool more = at + s->n < past;
+    s->first[s->n] = more ? l->tensor_first[at + s->n] : 0;
+    s->of[s->n] = more ? coefs->of[at + s->n] : ADAM_COEF_NONE;
+}
 
 void adam_pieces(const struct stk_layout *l, const struct stk_chunk *c, uint32_t begin,
                  uint32_t end, const struct adam_coefs *coefs,
@@ -46,23 +63,26 @@ void adam_pieces(const struct stk_layout *l, const struct stk_chunk *c, uint32_t
                  void *arg)
 {
     const struct stk_block *b = &l->blocks[c->block];
-    const uint64_t *first = l->tensor_first, from = c->first_elem + begin, to = c->first_elem + end;
-    const uint32_t *of = coefs->of, past = b->first_tensor + b->n_tensors;
+    const uint64_t from = c->first_elem + begin, to = c->first_elem + end;
+    const uint32_t past = b->first_tensor + b->n_tensors;
+    struct staged s;
     if (b->n_tensors == 0) return;
     uint32_t saved = adam_begin();
-    for (uint32_t t = tensor_at(l, b, from); t < past && first[t] < to; t++) {
-        uint32_t run = t, set = of[t];
-        if (set == ADAM_COEF_NONE) continue;
-        bool joins = coefs->set[set].eps > 0.0f;
-        uint64_t lo = first[t] > from ? first[t] : from, most = lo + JOINED_ELEMS;
-        while (joins && t + 1 < past && of[t + 1] == set && first[t + 1] < to && first[t + 1] < most)
-            t++;
-        /* with the padding if another step follows it: l->tensors is not looked at then */
-        bool padded = joins && t + 1 < past && of[t + 1] != ADAM_COEF_NONE;
-        uint64_t hi = padded ? first[t + 1] : first[t] + l->tensors[t].n_elems;
-        if (hi > to) hi = to;
-        if (hi <= lo) continue;
-        fn(arg, run, lo - first[run], (uint32_t)(lo - c->first_elem), (uint32_t)(hi - lo));
+    for (uint32_t t = tensor_at(l, b, from); t < past && l->tensor_first[t] < to; t += s.n) {
+        stage(l, coefs, t, past, &s);
+        for (uint32_t i = 0; i < s.n && s.first[i] < to; i++) {
+            uint32_t run = i, set = s.of[i];
+            if (set == ADAM_COEF_NONE) continue;
+            bool joins = coefs->set[set].eps > 0.0f;
+            uint64_t lo = s.first[i] > from ? s.first[i] : from;
+            while (joins && i + 1 < s.n && s.of[i + 1] == set && s.first[i + 1] < to) i++;
+            /* with the padding if another step follows it: l->tensors is not looked at then */
+            bool padded = joins && s.of[i + 1] != ADAM_COEF_NONE;
+            uint64_t hi = padded ? s.first[i + 1] : s.first[i] + l->tensors[t + i].n_elems;
+            if (hi > to) hi = to;
+            if (hi <= lo) continue;
+            fn(arg, t + run, lo - s.first[run], (uint32_t)(lo - c->first_elem), (uint32_t)(hi - lo));
+        }
     }
     adam_end(saved);
 }
