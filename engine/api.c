@@ -178,6 +178,10 @@ static stk_status use_machine(stk_engine *e)
                              "machine %s: a machine to plan for needs flops_per_s, "
                              "device_bytes_per_s, copy_in_bytes_per_s and copy_out_bytes_per_s",
                              m->name);
+    if (m->n_drives > STK_NVME_MAX)
+        return stk_error_set(&e->err, STK_ERR_CONFIG, 0,
+                             "machine %s: n_drives is %u, and there can be %d at most", m->name,
+                             m->n_drives, STK_NVME_MAX);
     if (c->device_memory == 0) c->device_memory = m->device_memory; /* there to be used */
     c->device = STK_DEVICE_SIM;
     c->simulate = true;

@@ -251,7 +251,7 @@ static void visit_work(const struct predicted *r, const struct plan_node *n, str
         w->ns = (trial_again(r->p, n->visit) ? c->backward_again_ns : c->backward_ns) +
                 (v->recompute ? c->recompute_ns : 0);
     else
-        w->ns = (double)m->launch_ns + v->flops / m->flops_per_s * 1e9;
+        w->ns = (double)m->launch_ns + (v->flops > 0 ? v->flops / m->flops_per_s * 1e9 : 0);
     if (v->dir == PLAN_BACKWARD && v->first_of_block && v->acc_slot != PLAN_NO &&
         !r->in->overwrite_grads && m->device_bytes_per_s > 0)
         w->ns += (double)m->launch_ns + ns_of((double)b->acc_bytes, m->device_bytes_per_s);
@@ -618,6 +618,9 @@ stk_status predict_check(const struct predict_in *in, struct stk_error *err)
     for (uint32_t i = 0; i < in->plan->n_visits; i++)
         flops |= in->plan->visits[i].flops > 0 &&
                  !(in->cost && in->cost[in->plan->visits[i].place].known);
+    if (m->n_drives > STK_NVME_MAX)
+        return stk_error_set(err, STK_ERR_CONFIG, 0, "machine %s: %u drives, and there can be %d at most",
+                             m->name, m->n_drives, STK_NVME_MAX);
     for (uint32_t k = 0; k < m->n_drives; k++)
         if (!(m->drives[k].read_bytes_per_s > 0) || !(m->drives[k].write_bytes_per_s > 0))
             return stk_error_set(err, STK_ERR_CONFIG, 0, "machine %s: drive %u has no rates",

@@ -78,6 +78,23 @@ TEST(predict_serial_by_hand)
     model_free(&m);
 }
 
+/* A machine that says nothing of arithmetic serves a plan that has none; its table of drives has an end. */
+TEST(predict_refuses_what_a_machine_cannot_be)
+{
+    struct model m;
+    struct plan *p = two_blocks(&m, PLAN_SERIAL);
+    stk_machine x = by_hand();
+    REQUIRE(p != NULL);
+    x.flops_per_s = 0;
+    CHECK(predict(p, &m.in, &x).step_s == -1);
+    for (uint32_t i = 0; i < p->n_visits; i++) p->visits[i].flops = 0;
+    CHECK(near(predict(p, &m.in, &x).step_s, 2 + 0.5, 1e-9));
+    x.n_drives = STK_NVME_MAX + 1;
+    CHECK(predict(p, &m.in, &x).step_s == -1);
+    plan_free(p);
+    model_free(&m);
+}
+
 TEST(predict_chase_by_hand)
 {
     struct model m;
