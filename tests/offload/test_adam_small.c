@@ -260,6 +260,7 @@ TEST(adam_mpx_07_finite_check_is_a_small_share_of_the_update)
     sys_munmap(acc, 4 * n);
     sys_munmap(out, 2 * n);
     sys_munmap(memory, 14ull * CHUNK_ELEMS * DISTINCT);
+    adam_coefs_free(&coef);
     layout_free(l);
 }
 
