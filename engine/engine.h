@@ -411,7 +411,7 @@ void run_complete(stk_engine *e, uint32_t node);
 void run_abandon(stk_engine *e, uint32_t from); /* own order: visits `from`... count as made, the
                                                  * one to hold as handed out */
 void run_release_hold(stk_engine *e);            /* own order: the held visit completes */
-void run_pass_early(stk_engine *e, uint32_t node); /* a passable node that waits completes now */
+void run_pass_early(stk_engine *e, uint32_t node); /* a node with `spec` that waits completes now */
 void run_fail(stk_engine *e, const struct stk_error *err);
 struct run_op *run_op_take(stk_engine *e, uint32_t resource, uint32_t node);
 void run_op_give(stk_engine *e, uint32_t resource, struct run_op *op);

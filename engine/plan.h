@@ -34,7 +34,10 @@
  * order but for the speculative UPDATE and its WRITE_BACKs, which may pass before what they depend on
  * (PASSABLE): nothing may be concluded from a path through them, and plan_check does not. State on
  * NVMe goes through the UPDATE arena behind what the first `keep` chunks of the order take; those are
- * fetched for the next period as in `chase` and not speculated. */
+ * fetched for the next period as in `chase` and not speculated. In a period that is UNTRIED as a whole
+ * all nodes with `spec` pass as it begins, whatever they wait for: what is fetched for the next period then
+ * waits, as in `chase`, for who had its bytes before them. So plan_check proves a plan twice: as it is,
+ * and as if there were no such nodes. */
 #ifndef ENGINE_PLAN_H
 #define ENGINE_PLAN_H
 
@@ -245,7 +248,7 @@ static inline uint64_t plan_moved(const struct plan *p, enum plan_resource r)
     return sum;
 }
 
-/* May complete before its dependencies are met. */
+/* May complete before its dependencies are met (in an untried period all with `spec` do). */
 static inline bool plan_passable(const struct plan_node *x)
 {
     return x->spec && (x->kind == PLAN_UPDATE || x->kind == PLAN_WRITE_BACK);

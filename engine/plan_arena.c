@@ -120,6 +120,30 @@ static void take(struct plan_builder *b, struct plan_timeline *t, uint64_t begin
     if (end > t->high) t->high = end;
 }
 
+void plan_arena_keep(struct plan_builder *b, enum plan_arena a, struct plan_timeline *to)
+{
+    const struct plan_timeline *t = &b->arena[a];
+    if (b->status != STK_OK) return;
+    to->segs = sys_calloc((size_t)t->n + 1, sizeof *to->segs);
+    if (!to->segs) {
+        b->status = stk_error_set(b->err, STK_ERR_NOMEM, 0, "no memory for building a plan");
+        return;
+    }
+    memcpy(to->segs, t->segs, t->n * sizeof *to->segs);
+    to->n = t->n;
+}
+
+void plan_slot_follow(struct plan_builder *b, uint32_t slot, const struct plan_timeline *t)
+{
+    if (slot == PLAN_NO || b->status != STK_OK) return;
+    uint64_t begin = b->p->slots[slot].offset_bytes, end = begin + b->p->slots[slot].size_bytes;
+    for (uint32_t i = find_segment(t, begin); i < t->n && t->segs[i].begin < end; i++) {
+        if (t->segs[i].slot == PLAN_NO) continue;
+        for (uint32_t u = b->slot_state[t->segs[i].slot].users; u != PLAN_NO; u = b->links[u].next)
+            plan_list_add(b, &b->slot_state[slot].before, b->links[u].node);
+    }
+}
+
 bool plan_slot_intact(const struct plan_builder *b, uint32_t slot)
 {
     const struct plan_slot *s = &b->p->slots[slot];

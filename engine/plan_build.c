@@ -199,6 +199,7 @@ static void tear_down(struct plan_builder *b)
                           b->hand_node };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) sys_free(all[i]);
     for (int a = 0; a < PLAN_ARENA_N; a++) sys_free(b->arena[a].segs);
+    sys_free(b->untried.segs);
 }
 
 void plan_free(struct plan *p)

@@ -61,9 +61,10 @@ static void release(struct checker *k)
     sys_free(k->slots);
 }
 
-stk_status plan_check(const struct plan_input *in, const struct plan *p, struct stk_error *err)
+static stk_status check_once(const struct plan_input *in, const struct plan *p, bool untried,
+                             struct stk_error *err)
 {
-    struct checker k = { .in = in, .p = p, .err = err, .join = PLAN_NO, .norm = PLAN_NO };
+    struct checker k = { .in = in, .p = p, .err = err, .untried = untried, .join = PLAN_NO, .norm = PLAN_NO };
     stk_status status = allocate(&k)
                             ? STK_OK
                             : stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for checking a plan");
@@ -75,4 +76,12 @@ stk_status plan_check(const struct plan_input *in, const struct plan *p, struct 
     if (status == STK_OK) status = check_overlaps(&k);
     release(&k);
     return status;
+}
+
+stk_status plan_check(const struct plan_input *in, const struct plan *p, struct stk_error *err)
+{
+    bool spec = false;
+    stk_status st = check_once(in, p, false, err);
+    for (uint32_t i = 0; st == STK_OK && !spec && i < p->n_nodes; i++) spec = p->nodes[i].spec;
+    return spec ? check_once(in, p, true, err) : st;
 }

@@ -5,7 +5,7 @@
  * of 100,000 nodes would be too many: nearly every path runs through a visit, and visits are in one
  * line, so two numbers per node answer most questions; the rest are short paths between copies,
  * found by a search that never passes a chain node. A node that may complete before its dependencies
- * (plan_passable) can begin or end a path, never carry it on. Nor does a node of part VISITS between two of
+ * (carries_on) can begin or end a path, never carry it on. Nor does a node of part VISITS between two of
  * part UPDATE, which may run alone: only a HAND_OVER stands there, and it waits for no visit. */
 #include "base/sys.h"
 #include "engine/plan_check_impl.h"
@@ -22,6 +22,12 @@ stk_status check_fail(const struct checker *k, uint32_t node, const char *what)
         k->err, STK_ERR_STATE, 0,
         "plan: node %u (%s, chunk %d): %s: this is a fault of the planner, please report it", node,
         kind, (int)chunk, what);
+}
+
+/* A path may go through it. */
+static bool carries_on(const struct checker *k, const struct plan_node *x)
+{
+    return k->untried ? !x->spec : !plan_passable(x);
 }
 
 static bool is_chain(const struct plan_node *x)
@@ -94,7 +100,7 @@ static stk_status check_chain(struct checker *k)
         }
         for (uint32_t e = 0; e < x->n_deps; e++) {
             uint32_t d = p->deps[x->first_dep + e], before = k->chain_before[d];
-            if (plan_passable(&p->nodes[d])) continue;
+            if (!carries_on(k, &p->nodes[d])) continue;
             if (leaves_part(x, &p->nodes[d]) && (p->nodes[d].kind != PLAN_HAND_OVER || before > 0))
                 return check_fail(k, i, "an update waits for a visit");
             if (before > k->chain_before[i]) k->chain_before[i] = before;
@@ -104,7 +110,7 @@ static stk_status check_chain(struct checker *k)
     for (uint32_t i = p->n_nodes; i-- > 0;) {
         const struct plan_node *x = &p->nodes[i];
         if (is_chain(x)) k->next_chain[i] = k->chain_before[i];
-        if (plan_passable(x)) continue;
+        if (!carries_on(k, x)) continue;
         for (uint32_t e = 0; e < x->n_deps; e++) {
             uint32_t *next = &k->next_chain[p->deps[x->first_dep + e]];
             if (k->next_chain[i] < *next) *next = k->next_chain[i];
@@ -130,7 +136,7 @@ bool check_before(struct checker *k, uint32_t a, uint32_t b)
             uint32_t d = p->deps[x->first_dep + e];
             if (d == a) return true;
             if (d < a || k->stamp[d] == k->stamp_now || is_chain(&p->nodes[d]) ||
-                plan_passable(&p->nodes[d]) || leaves_part(x, &p->nodes[d]))
+                !carries_on(k, &p->nodes[d]) || leaves_part(x, &p->nodes[d]))
                 continue;
             k->stamp[d] = k->stamp_now;
             k->stack[depth++] = d;
@@ -272,7 +278,7 @@ static uint32_t last_users(struct checker *k, const struct check_slot *s, uint32
     uint32_t member = ++k->stamp_now, covered = ++k->stamp_now, n = 0;
     for (uint32_t i = 0; i < s->n_users; i++) k->stamp[v[i]] = member;
     for (uint32_t i = 0; i < s->n_users; i++)
-        for (uint32_t e = 0; e < k->p->nodes[v[i]].n_deps && !plan_passable(&k->p->nodes[v[i]]); e++)
+        for (uint32_t e = 0; e < k->p->nodes[v[i]].n_deps && carries_on(k, &k->p->nodes[v[i]]); e++)
             if (k->stamp[dep_of(k->p, v[i], e)] == member)
                 k->stamp[dep_of(k->p, v[i], e)] = covered;
     for (uint32_t i = 0; i < s->n_users; i++)
@@ -375,6 +381,15 @@ static stk_status own(struct checker *k, struct owners *o, uint32_t slot)
     return STK_OK;
 }
 
+/* Where nothing is speculated, nobody uses it. */
+static bool unused(const struct checker *k, uint32_t slot)
+{
+    const struct check_slot *s = &k->slots[slot];
+    for (uint32_t u = 0; u < s->n_users; u++)
+        if (!k->untried || !k->p->nodes[k->users[s->first_user + u]].spec) return false;
+    return true;
+}
+
 struct order {
     uint32_t first, slot;
 };
@@ -400,7 +415,8 @@ stk_status check_overlaps(struct checker *k)
     for (int a = 0; status == STK_OK && a < PLAN_ARENA_N; a++) {
         struct owners o = { all, 0 };
         for (uint32_t i = 0; i < n && status == STK_OK; i++)
-            if (k->p->slots[order[i].slot].arena == a) status = own(k, &o, order[i].slot);
+            if (k->p->slots[order[i].slot].arena == a && !unused(k, order[i].slot))
+                status = own(k, &o, order[i].slot);
     }
     sys_free(all);
     sys_free(order);

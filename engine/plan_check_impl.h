@@ -16,6 +16,7 @@ struct checker {
     const struct plan_input *in;
     const struct plan *p;
     struct stk_error *err;
+    bool untried; /* as if no node with `spec` ran (plan.h, SPECULATION) */
     /* The CHAIN: join, visits, norm. Each depends directly on the one before, so that they are
      * totally ordered; numbers count from 1. */
     uint32_t *chain_before; /* per node: the last chain node that precedes or is it; 0: none */

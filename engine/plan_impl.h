@@ -87,6 +87,7 @@ struct plan_builder {
     uint64_t spec_begin_bytes; /* of the UPDATE arena: speculative slots lie behind it */
     uint32_t n_keep; /* so many of the order are fetched ahead and not speculated, if on NVMe */
     uint8_t *spec_way; /* per chunk: enum plan_spec_way */
+    struct plan_timeline untried; /* who lay where in the UPDATE arena before the first of them: segs, n */
     uint32_t *spec_node, *spec_write_param, *spec_write_opt, *undo_node;
     uint32_t *param_readers; /* list: what read the home of its parameter in this period */
     /* per place and micro-batch; per micro-batch */
@@ -122,6 +123,11 @@ uint32_t plan_slot_new(struct plan_builder *b, enum plan_arena a, uint64_t bytes
 uint32_t plan_slot_must(struct plan_builder *b, enum plan_arena a, uint64_t bytes, uint32_t block,
                         uint32_t upto);
 void plan_slot_retire(struct plan_builder *b, uint32_t slot);
+
+/* Who lies where in the arena now, into segs and n of `to`. */
+void plan_arena_keep(struct plan_builder *b, enum plan_arena a, struct plan_timeline *to);
+/* The slot's first writers depend, too, on the last users of what had its bytes in `t`. */
+void plan_slot_follow(struct plan_builder *b, uint32_t slot, const struct plan_timeline *t);
 
 /* Nobody has taken bytes of it since. */
 bool plan_slot_intact(const struct plan_builder *b, uint32_t slot);

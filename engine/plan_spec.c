@@ -100,6 +100,7 @@ void plan_spec_update(struct plan_builder *b, uint32_t chunk, uint32_t cast, uin
     if (b->spec_way[chunk] == PLAN_SPEC_NONE || b->status != STK_OK) return;
     if (b->spec_way[chunk] == PLAN_SPEC_STAGED) {
         struct plan_timeline *t = &b->arena[PLAN_ARENA_UPDATE];
+        if (!b->untried.segs) plan_arena_keep(b, PLAN_ARENA_UPDATE, &b->untried);
         if (t->begin != b->spec_begin_bytes) t->begin = t->cursor = b->spec_begin_bytes;
         if (t->cursor < t->begin) t->cursor = t->begin;
         slot = plan_slot_must(b, PLAN_ARENA_UPDATE, staged_bytes(c), c->block, PLAN_NO);

@@ -164,6 +164,7 @@ static void take_next_slot(struct plan_builder *b, uint32_t i)
     b->next_cursor += bytes; /* without state to fetch its place stays empty, so that the others keep theirs */
     if (c->home[CHUNK_PARAM] == CHUNK_NVME || c->home[CHUNK_OPT] == CHUNK_NVME)
         b->next_slot[chunk] = plan_slot_must(b, PLAN_ARENA_UPDATE, bytes, c->block, PLAN_NO);
+    plan_slot_follow(b, b->next_slot[chunk], &b->untried);
 }
 
 /* Before the first cast, not sooner: what is handed over late is read from slots that lie there. */

@@ -198,7 +198,10 @@ static void spec_begin(struct predicted *r)
         s->order[s->n_order++] = n->chunk;
     }
     s->patience = (uint32_t)(in->arena_bytes[PLAN_ARENA_GRAD] / ((most + 4095) / 4096 * 4096)) / 2;
-    if (r->in->norm_fails) spec_close(r);
+    if (!r->in->norm_fails) return;
+    spec_close(r);
+    for (uint32_t i = 0; s->n_order > 0 && i < r->p->n_nodes; i++)
+        if (r->p->nodes[i].spec && r->p->nodes[i].kind == PLAN_FETCH) pass_early(r, i);
 }
 
 static void complete(struct predicted *r, uint32_t node)

@@ -32,6 +32,16 @@ static void close_step(stk_engine *e)
     for (uint32_t i = 0; i < s->n_order; i++) run_pass_early(e, s->chunk[s->order[i]].node);
 }
 
+/* An untried period: its FETCHes, too, so that nothing waits through them for the write-backs that they
+ * would have followed. */
+static void pass_all(stk_engine *e)
+{
+    const struct plan *p = e->run.plan;
+    close_step(e);
+    for (uint32_t i = 0; i < p->n_nodes; i++)
+        if (p->nodes[i].spec && p->nodes[i].kind == PLAN_FETCH) run_pass_early(e, i);
+}
+
 static void find_nodes(stk_engine *e)
 {
     struct eng_spec *s = e->spec;
@@ -64,7 +74,7 @@ void spec_run_begin(stk_engine *e)
     for (uint32_t i = 0; !(e->run.parts & PLAN_RUN_UPDATE) && i < e->layout->n_chunks; i++)
         s->chunk[i].ahead = 0; /* nobody came for it */
     if (s->n_order == 0) return;
-    if (!s->tried) close_step(e);
+    if (!s->tried) pass_all(e);
     for (uint32_t i = 0; i < s->n_order; i++)
         if (s->chunk[s->order[i]].rest > 0) run_pass_early(e, s->chunk[s->order[i]].node);
 }

@@ -48,13 +48,13 @@ static void mirror(struct plan *p)
 }
 
 /* Paths through a node that may pass before its dependencies prove nothing, nor do those from the update
- * through what is no part of it, as it may run alone. */
-static bool reaches(const struct plan *p, uint32_t from, uint32_t to)
+ * through what is no part of it, as it may run alone. `untried`: all that is speculative passes so. */
+static bool leads(const struct plan *p, uint32_t from, uint32_t to, bool untried)
 {
     bool *seen = calloc(p->n_nodes, 1), hit;
     seen[to] = true;
     for (uint32_t i = to + 1; i-- > from;)
-        if (seen[i] && (i == to || !plan_passable(&p->nodes[i])))
+        if (seen[i] && (i == to || !(untried ? p->nodes[i].spec : plan_passable(&p->nodes[i]))))
             for (uint32_t e = 0; e < p->nodes[i].n_deps; e++) {
                 uint32_t d = p->deps[p->nodes[i].first_dep + e];
                 bool leaves = p->nodes[i].part == PLAN_RUN_UPDATE &&
@@ -64,6 +64,13 @@ static bool reaches(const struct plan *p, uint32_t from, uint32_t to)
     hit = seen[from];
     free(seen);
     return hit;
+}
+
+/* In every period. */
+static bool reaches(const struct plan *p, uint32_t from, uint32_t to)
+{
+    bool spec = p->nodes[from].spec || p->nodes[to].spec;
+    return leads(p, from, to, false) && (spec || leads(p, from, to, true));
 }
 
 static void remove_edge(struct plan *p, uint32_t node, uint32_t edge)
@@ -608,6 +615,24 @@ static bool spec_state_elsewhere(struct victim *v)
     return true;
 }
 
+/* What is fetched for the next period follows, of those that had its bytes, only what is speculative. */
+static bool follows_only_what_passes(struct victim *v)
+{
+    struct plan *p = v->p;
+    for (uint32_t i = p->n_nodes; i-- > 0;)
+        for (uint32_t e = 0; p->nodes[i].for_next && e < p->nodes[i].n_deps; e++) {
+            uint32_t d = p->deps[p->nodes[i].first_dep + e];
+            if (p->nodes[d].spec || p->nodes[d].chunk == p->nodes[i].chunk) continue;
+            struct plan *less = copy_plan(p);
+            remove_edge(less, i, e);
+            bool only = leads(less, d, i, false) && !leads(less, d, i, true);
+            drop_copy(less);
+            if (only) remove_edge(p, i, e);
+            if (only) return true;
+        }
+    return false;
+}
+
 static bool not_optional(struct victim *v)
 {
     uint32_t n = v->p->n_nodes, from = pick(&v->r, n);
@@ -655,6 +680,7 @@ static const struct {
     { "spec_reads_elsewhere", spec_reads_elsewhere },
     { "spec_not_allowed", spec_not_allowed },
     { "spec_state_elsewhere", spec_state_elsewhere },
+    { "follows_only_what_passes", follows_only_what_passes },
     { "not_optional", not_optional },
     { "undo_after_fetch", undo_after_fetch },
     { "drop_hand_over", drop_hand_over },
