@@ -76,8 +76,7 @@ TEST(overlap_speculate_is_never_slower_when_the_norm_binds)
             double split = run(c, "binds, split").step_s, best = split < chase ? split : chase;
             c.update = STK_UPDATE_SPECULATE;
             struct overlap_result spec = run(c, "binds, speculate");
-            /* on NVMe a part of its read-ahead is a ring for what it would speculate */
-            CHECK(spec.step_s <= 1.005 * best && spec.spec_share == 0);
+            CHECK(spec.step_s <= 1.001 * best && spec.spec_share == 0);
             CHECK(spec.predicted_s < 1.02 * spec.step_s && spec.predicted_s > 0.98 * spec.step_s);
             c.clip = OVERLAP_SOMETIMES;
             CHECK(run(c, "binds sometimes, speculate").step_s <= 1.04 * best);
@@ -88,10 +87,10 @@ TEST(overlap_speculate_is_never_slower_when_the_norm_binds)
  * 32k tokens, speculate took 1.138 of chase. */
 TEST(overlap_speculate_reads_ahead_as_chase_when_the_norm_binds)
 {
-    static const uint32_t tokens[] = { 8192, 16384, 32768 };
+    static const uint32_t tokens[] = { 8192, 32768 };
     stk_machine m;
     REQUIRE(read_machine(&m));
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 2; i++) {
         struct overlap_case c = in_memory(&m, tokens[i]);
         c.activations = STK_ACT_HOST;
         c.clip = OVERLAP_BINDS;
