@@ -12,7 +12,8 @@ step       a training step of 207M parameters, 2 x 512 tokens, states in memory,
 step_nvme  the same with all state on NVMe, beside DeepSpeed's NVMe mode; clip not binding (100), and binding (1)
 
 Writes OUT/<date>-<cpu>.md, a table with medians, intervals, numbers of pairs and versions, and the same as .json; prints the table. A comparison that
-could not be made is a row that says why. Exit code 1 if one that was made misses its floor (the issue's or design's; the table has them).
+could not be made is a row that says why. Stopped (Ctrl-C, SIGTERM), it writes and prints what was made until then. Exit code 1 if a comparison that
+was made misses its floor (the issue's or design's; the table has them), 130 when stopped.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import json
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -76,12 +78,19 @@ class Runner:
             env["PATH"] = self.python_path + os.pathsep + env.get("PATH", "")
         found = []
         with tempfile.TemporaryFile("w+", dir=self.folder) as errors:  # a pipe would fill while stdout is read
-            run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=env)
-            for line in run.stdout:
-                if line.startswith("{"):
-                    found.append(json.loads(line))
-                    print("   " + line.rstrip()[:160], file=sys.stderr, flush=True)
-            run.wait()
+            run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=env, start_new_session=True)
+            try:
+                for line in run.stdout:
+                    if line.startswith("{"):
+                        found.append(json.loads(line))
+                        print("   " + line.rstrip()[:160], file=sys.stderr, flush=True)
+                run.wait()
+            except BaseException:  # stopped: the script and what it runs end, too
+                os.killpg(run.pid, signal.SIGKILL)
+                run.wait()
+                pairs = [x["ratio"] for x in found if x.get("ratio") and not x.get("summary")]
+                self.rows.append({"what": title, "missing": "stopped%s" % (", its pairs: " + ", ".join("%.2f" % x for x in pairs) if pairs else "")})
+                raise
             errors.seek(0)
             why = errors.read().strip()
         if not any(x.get("summary") for x in found):
@@ -171,10 +180,15 @@ def main():
         if what != "nvme" and not args.python:
             p.error("--what %s needs --python, an interpreter with torch, transformers and deepspeed" % what)
     info = versions(args)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    stopped = False
     with tempfile.TemporaryDirectory(prefix="stoker-peers-", dir=args.dir) as folder:
         runner = Runner(args, folder)
-        for what in chosen:
-            getattr(runner, what)(args.minutes * 60 / len(chosen))
+        try:
+            for what in chosen:
+                getattr(runner, what)(args.minutes * 60 / len(chosen))
+        except KeyboardInterrupt:
+            stopped = True
     os.makedirs(args.out, exist_ok=True)
     slug = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\((r|tm)\)|cpu|processor|@.*", "", info["cpu"].lower())).strip("-")
     base = os.path.join(args.out, "%s-%s" % (datetime.date.today().isoformat(), slug))
@@ -185,6 +199,8 @@ def main():
         json.dump({"rows": runner.rows, "versions": info}, f, indent=1)
     print(text)
     print("written to %s.md and .json" % os.path.relpath(base))
+    if stopped:
+        return 130
     return 1 if any(r.get("met") is False for r in runner.rows) else 0
 
 

@@ -89,6 +89,7 @@ def main():
             for x in (a, b):
                 print(json.dumps({"bench": "step_peers", "pair": len(ratios), **x}), flush=True)
             ratios.append(a["tokens_per_s"] / b["tokens_per_s"])
+            print(json.dumps({"bench": "step_peers", "pair": len(ratios) - 1, "ratio": ratios[-1]}), flush=True)
             ours.append(a)
             theirs.append(b)
         low, high = interval(ratios)
