@@ -10,6 +10,7 @@
 #include <linux/stat.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/vfs.h>
@@ -83,6 +84,9 @@ stk_status io_file_open_real(struct io *io, struct io_file *f, struct stk_error 
                              "%s: cannot open for reading and writing: %s%s", f->path,
                              strerror(errno),
                              errno == EMFILE ? "; raise the limit with ulimit -n" : "");
+    /* Held by every transfer that is under way, whatever becomes of the process: who gets the file's lock
+     * for itself knows that nothing moves any more (store_run_lock). Where there are no locks: nothing. */
+    (void)flock(f->fd, LOCK_SH | LOCK_NB);
     struct statfs fs;
     if (fstatfs(f->fd, &fs) != 0) fs.f_type = 0;
     f->in_memory = fs.f_type == TMPFS_TYPE;

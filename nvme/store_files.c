@@ -120,6 +120,46 @@ static bool owner_alive(const char *text)
     return kill(pid, 0) == 0 || errno == EPERM;
 }
 
+#define SETTLE_NS 30000000000u
+#define SETTLE_LOOK_NS 2000000
+
+/* Waits until no transfer to the file is under way. False: there still is one after SETTLE_NS. */
+static bool file_settles(const char *name)
+{
+    struct timespec pause = { .tv_nsec = SETTLE_LOOK_NS };
+    int fd = sys_open(name, O_RDONLY | O_NONBLOCK, 0), got = 0;
+    if (fd < 0) return true; /* whoever reads it will say so */
+    for (uint64_t waited_ns = 0; waited_ns < SETTLE_NS; waited_ns += SETTLE_LOOK_NS) {
+        got = flock(fd, LOCK_EX | LOCK_NB);
+        if (got == 0 || (errno != EWOULDBLOCK && errno != EINTR)) break;
+        nanosleep(&pause, NULL);
+    }
+    bool settled = got == 0 || errno != EWOULDBLOCK;
+    sys_close(fd);
+    return settled;
+}
+
+/* A process that was killed is gone before the drive has done all that it asked for. These transfers keep
+ * its files open, and locked (io_file_open_real): until they have ended, neither a table that is read
+ * nor an extent that is written is what it seems. */
+static bool folder_settles(const char *folder, char text[STORE_LOCK_TEXT_MAX])
+{
+    DIR *dir = opendir(folder);
+    struct dirent *e;
+    bool settled = true;
+    while (settled && dir && (e = readdir(dir))) {
+        char name[STORE_PATH_TEXT_MAX + sizeof e->d_name];
+        size_t n = strlen(e->d_name);
+        if (n < 4 || strcmp(e->d_name + n - 4, ".bin") != 0) continue;
+        snprintf(name, sizeof name, "%s/%s", folder, e->d_name);
+        settled = file_settles(name);
+    }
+    if (dir) closedir(dir);
+    if (!settled)
+        snprintf(text, STORE_LOCK_TEXT_MAX, "its process is gone, but not its transfers to the drive");
+    return settled;
+}
+
 bool store_run_lock(const char *folder, int *out_fd, char text[STORE_LOCK_TEXT_MAX])
 {
     char name[STORE_PATH_TEXT_MAX];
@@ -139,7 +179,8 @@ bool store_run_lock(const char *folder, int *out_fd, char text[STORE_LOCK_TEXT_M
     bool dead = locked || (errno != EWOULDBLOCK && !owner_alive(text));
     for (char *c = text; *c; c++)
         if (*c == '\n') *c = c[1] ? ',' : '\0';
-    if (locked) *out_fd = fd;
+    dead = dead && folder_settles(folder, text);
+    if (dead && locked) *out_fd = fd;
     else sys_close(fd);
     errno = 0;
     return dead;

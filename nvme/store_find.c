@@ -353,6 +353,11 @@ static stk_status consider(struct search *s, const char *id, struct stk_error *e
     STK_TRY(store_run_read(s->paths, s->n_paths, id, s->disk, &run, err));
     stk_status status =
         s->disk ? STK_OK : run_is_live(s->paths, s->n_paths, &run, &live, text, err);
+    if (status == STK_OK && !s->disk && !live) {
+        /* its last transfers may have ended only now: what was read before told the folders alone */
+        store_run_free(&run);
+        status = store_run_read(s->paths, s->n_paths, id, s->disk, &run, err);
+    }
     if (status != STK_OK) {
         /* err says why */
     } else if (live && (run.table || s->named)) {

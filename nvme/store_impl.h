@@ -208,7 +208,8 @@ bool store_is_run_folder(const char *name);
 /* What to do about an error of the system; NULL: nothing is known. */
 const char *store_hint(int os_errno);
 stk_status store_path_lock(const char *path, int *out_fd, struct stk_error *err);
-/* Takes the lock of a run's folder. False: a live run holds it, or it cannot be asked. True:
+/* Takes the lock of a run's folder, and waits for transfers that a killed process has left under way
+ * (30 s at most). False: a live run holds it, transfers do not end, or it cannot be asked. True:
  * `*out_fd` holds the lock; -1: there is no lock file, or no locks on this file system. What the
  * holder wrote goes to `text`, on one line. */
 bool store_run_lock(const char *folder, int *out_fd, char text[STORE_LOCK_TEXT_MAX]);

@@ -3,7 +3,10 @@
 #include "tests/nvme/durable_world.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <time.h>
 
@@ -520,6 +523,66 @@ TEST(store_durable_later_format_is_kept)
     CHECK(entries_in(d.dirs[0]) == 1);
     free(table);
     dur_end(&d);
+}
+
+/* --- transfers that outlive their process ------------------------------------------------------- */
+
+struct late_write {
+    struct dur *d;
+    const char *id;
+    uint64_t bytes;
+    uint8_t *table;
+    int fd; /* what a transfer under way holds */
+};
+
+/* The drive ends the dead run's last write, and with it goes the file's lock. */
+static void *write_lands(void *arg)
+{
+    struct late_write *w = arg;
+    nanosleep(&(struct timespec){ .tv_nsec = 30000000 }, NULL);
+    table_write(w->d, 0, w->id, w->table, w->bytes);
+    close(w->fd);
+    return NULL;
+}
+
+/* A table that a killed process was writing lands after its death, and after the next run has begun to look:
+ * it waits. Right at any speed of either. */
+TEST(store_found_a_write_that_outlives_its_process)
+{
+    for (int adopt = 0; adopt < 2; adopt++) {
+        struct dur d = { 0 };
+        struct store_found *f = NULL;
+        char id[STORE_RUN_ID_MAX], name[STORE_PATH_TEXT_MAX];
+        pthread_t thread;
+        REQUIRE(committed(&d, IO_POSIX, 1, id));
+        struct late_write w = { .d = &d, .id = id, .bytes = 2 * store_half_bytes(&d.cfg) };
+        w.table = malloc(w.bytes);
+        uint8_t *none = calloc(1, w.bytes);
+        REQUIRE(w.table && none);
+        table_read(&d, 0, id, w.table, w.bytes);
+        table_write(&d, 0, id, none, w.bytes);
+        snprintf(name, sizeof name, "%s/stoker-run-%s/table.bin", d.dirs[0], id);
+        w.fd = open(name, O_RDWR | O_CLOEXEC);
+        REQUIRE(w.fd >= 0 && flock(w.fd, LOCK_SH) == 0);
+        REQUIRE(pthread_create(&thread, NULL, write_lands, &w) == 0);
+        if (adopt) {
+            memcpy(d.cfg.run_id, id, sizeof id);
+            d.cfg.adopt = true;
+            CHECK_OK(dur_open(&d), &d.err);
+        } else {
+            CHECK_OK(dur_find(&d, NULL, &f), &d.err);
+            CHECK(f && f->step == 2);
+        }
+        pthread_join(thread, NULL);
+        if (adopt) {
+            for (uint32_t i = 0; i < N; i++) CHECK(dur_holds(&d, i, 20 + i));
+            dur_close(&d);
+        }
+        store_found_free(f);
+        free(w.table);
+        free(none);
+        dur_end(&d);
+    }
 }
 
 TEST_MAIN()
