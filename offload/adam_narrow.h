@@ -73,6 +73,12 @@ void adam_moments_write(const struct adam_moments *m, int which, uint64_t from, 
 /* Sets elements to zero; from may be any here. */
 void adam_moments_zero(const struct adam_moments *m, uint64_t from, uint64_t n);
 
+struct adam_part { /* moments of the elements of a span */
+    uint8_t *at[2];    /* bf16 values or codes */
+    float *absmax[2];
+    uint32_t first, key[2]; /* bf16: of the dither, as below */
+};
+
 /* What the variants have (adam_kernels[]). n: a multiple of 64. */
 struct adam_narrow_fns {
     void (*widen_bf16)(const uint16_t *in, uint64_t n, float *out);
@@ -81,6 +87,12 @@ struct adam_narrow_fns {
                        const uint32_t key[2], uint16_t *m_out, uint16_t *v_out);
     void (*decode)(const uint8_t *code, const float *absmax, uint64_t n, bool sign, float *out);
     void (*encode)(const float *in, uint64_t n, bool sign, uint8_t *code, float *absmax);
+    /* The whole step in one pass, by adam_layout: the same as widening, the kernel's step and narrowing.
+     * s->n a multiple of 64; s->exp_avg and exp_avg_sq are not read. NULL: only those three. */
+    void (*step_bf16[ADAM_F32])(const struct adam_span *s, const struct adam_coef *c,
+                                const struct adam_part *p);
+    void (*step_8bit[ADAM_F32])(const struct adam_span *s, const struct adam_coef *c,
+                                const struct adam_part *p);
 };
 void adam_dither_key(const struct adam_dither *d, uint64_t elem, uint32_t key[2]);
 
