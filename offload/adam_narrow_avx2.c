@@ -106,9 +106,9 @@ ADAM_INLINE __m256 decode8(const uint8_t *code, __m256 max, bool sign)
         __m256i one = _mm256_cmpeq_epi32(c, splat(NARROW_ONE_SIGNED));
         at = _mm256_and_si256(c, _mm256_or_si256(one, splat(0x7f)));
     }
-    __m256 f = _mm256_cvtepi32_ps(at);
+    __m256 f = _mm256_cvtepi32_ps(_mm256_slli_epi32(at, 8));
     __m256i i = _mm256_srli_epi32(_mm256_castps_si256(f), 23);
-    __m256 x = _mm256_fmadd_ps(f, look8(t->width, i), look8(t->offset, i));
+    __m256 x = _mm256_fmadd_ps(f, look8(t->width + 8, i), look8(t->offset + 8, i));
     x = _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_cmpgt_epi32(at, _mm256_setzero_si256())));
     if (sign)
         x = _mm256_xor_ps(x, _mm256_castsi256_ps(_mm256_and_si256(_mm256_slli_epi32(c, 24),
@@ -133,8 +133,7 @@ ADAM_INLINE __m256i number8(__m256 x, __m256 inv, bool sign)
     __m256i i = _mm256_srli_epi32(_mm256_castps_si256(z), 24);
     __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(i, 28));
     __m256 u = _mm256_fmadd_ps(z, look16(t->slope, i, upper), look16(t->start, i, upper));
-    u = _mm256_min_ps(u, _mm256_mul_ps(u, _mm256_set1_ps(NARROW_FIFTH)));
-    u = _mm256_add_ps(u, look16(t->code, i, upper));
+    u = _mm256_min_ps(u, _mm256_fmadd_ps(u, _mm256_set1_ps(NARROW_FIFTH), look16(t->rest, i, upper)));
     if (!sign) u = _mm256_and_ps(u, _mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_GT_OQ));
     return _mm256_cvttps_epi32(u);
 }

@@ -92,20 +92,27 @@ ADAM_INLINE __m512 look(const float *table, __m512i i)
     return _mm512_permutexvar_ps(i, _mm512_loadu_ps(table)); /* by the lowest four bits */
 }
 
+/* 16 codes, each times 256; `sign`: and once more in the uppermost byte, where its sign is the float's. */
+ADAM_INLINE __m512i load_codes(const uint8_t *code, bool sign)
+{
+    __m512i all = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)code));
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i from = sign ? _mm512_add_epi32(splat(0x00800080u), _mm512_mullo_epi32(lane, splat(0x01000100u)))
+                              : _mm512_add_epi32(splat(0x80800080u), _mm512_slli_epi32(lane, 8));
+    return _mm512_shuffle_epi8(all, from);
+}
+
 ADAM_INLINE __m512 decode16(const uint8_t *code, __m512 max, bool sign)
 {
     const struct narrow_tree *t = &narrow_tree[sign];
-    __m512i c = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)code)), at = c;
-    if (sign)
-        at = _mm512_mask_and_epi32(c, _mm512_cmpneq_epi32_mask(c, splat(NARROW_ONE_SIGNED)), c,
-                                   splat(0x7f));
-    __m512 f = _mm512_cvtepi32_ps(at);
+    __m512i c = load_codes(code, sign);
+    __m512 f = _mm512_cvtepi32_ps(sign ? _mm512_and_si512(c, splat(0x7f00)) : c);
     __m512i i = _mm512_srli_epi32(_mm512_castps_si512(f), 23);
-    __m512 x = _mm512_maskz_fmadd_ps(_mm512_test_epi32_mask(at, at), f, look(t->width, i),
-                                     look(t->offset, i));
-    if (sign) /* x ^ (its sign & ...) */
-        x = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(
-            _mm512_castps_si512(x), _mm512_slli_epi32(c, 24), splat(0x80000000u), 0x78));
+    if (!sign)
+        return _mm512_mul_ps(_mm512_fmadd_ps(f, look(t->width, i), look(t->offset, i)), max);
+    __m512 x = _mm512_maskz_fmadd_ps(_mm512_test_epi32_mask(c, c), f, look(t->width, i), look(t->offset, i));
+    x = _mm512_castsi512_ps( /* x ^ (c & sign) */
+        _mm512_ternarylogic_epi32(_mm512_castps_si512(x), c, splat(0x80000000u), 0x78));
     return _mm512_mul_ps(x, max);
 }
 
@@ -125,8 +132,7 @@ ADAM_INLINE __m512i number16(__m512 x, __m512 inv, bool sign)
     z = _mm512_max_ps(_mm512_mul_ps(z, inv), _mm512_set1_ps(NARROW_LEAST));
     __m512i i = _mm512_srli_epi32(_mm512_castps_si512(z), 24);
     __m512 u = _mm512_fmadd_ps(z, look(t->slope, i), look(t->start, i));
-    u = _mm512_min_ps(u, _mm512_mul_ps(u, _mm512_set1_ps(NARROW_FIFTH)));
-    u = _mm512_add_ps(u, look(t->code, i));
+    u = _mm512_min_ps(u, _mm512_fmadd_ps(u, _mm512_set1_ps(NARROW_FIFTH), look(t->rest, i)));
     if (sign) return _mm512_cvttps_epi32(u);
     return _mm512_maskz_cvttps_epi32(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GT_OQ), u);
 }
@@ -211,35 +217,86 @@ ADAM_INLINE void step_bf16(const struct adam_span *span, const struct adam_coef 
     }
 }
 
-enum { STEP_PART = 256 }; /* elements between decoding and encoding: four small arrays in the first cache */
+/* Largest of lanes, of two and of two pairs at once: lanes of a and b take turns, then pairs of lanes. */
+ADAM_INLINE __m512i most32(__m512i a, __m512i b)
+{
+    return _mm512_max_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+}
+ADAM_INLINE __m512i most64(__m512i a, __m512i b)
+{
+    return _mm512_max_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+}
+
+/* Of four groups' lanes of both moments: absmax of the first `groups`, and what to multiply by in
+ * inv[moment][group]. */
+ADAM_INLINE void find_absmax(__m512i most[2][4], uint64_t groups, float *const absmax[2], float inv[2][4])
+{
+    __m512i m = most64(most32(most[0][0], most[0][1]), most32(most[0][2], most[0][3])),
+            v = most64(most32(most[1][0], most[1][1]), most32(most[1][2], most[1][3]));
+    m = _mm512_max_epi32(_mm512_shuffle_i64x2(m, v, 0x44), _mm512_shuffle_i64x2(m, v, 0xee));
+    m = _mm512_max_epi32(m, _mm512_shuffle_i64x2(m, m, 0xb1)); /* quarters: m, m, v, v */
+    for (int w = 0; w < 2; w++) {
+        __m128 max = _mm_castsi128_ps(w ? _mm512_extracti32x4_epi32(m, 2) : _mm512_castsi512_si128(m));
+        _mm_mask_storeu_ps(absmax[w], (__mmask8)((1u << groups) - 1), max);
+        /* a NaN stays */
+        _mm_store_ps(inv[w], _mm_min_ps(_mm_set1_ps(FLT_MAX), _mm_div_ps(_mm_set1_ps(4.0f), max)));
+    }
+}
+
+enum { STEP_PART = 256 }; /* elements between decoding and encoding: four groups, in the first cache */
+
+/* One group: moments widened and stepped, into `made` as fp32; `most`: its largest bit patterns by lanes. */
+ADAM_INLINE void step_group(const struct adam_span *s, void *out, const struct coef512 *k,
+                            const struct adam_part *x, uint64_t i, enum adam_layout layout, bool l2,
+                            float *made[2], __m512i most[2][4], uint64_t group)
+{
+    const __m512i magnitude = splat(0x7fffffff);
+    __m512 max[2] = { _mm512_set1_ps(x->absmax[0][i / 64]), _mm512_set1_ps(x->absmax[1][i / 64]) };
+    __m512i top[2] = { _mm512_setzero_si512(), _mm512_setzero_si512() };
+    for (uint64_t j = 0; j < 64; j += 16) {
+        uint64_t e = i + j;
+        __m512 m = decode16(x->at[0] + e, max[0], true), v = decode16(x->at[1] + e, max[1], false);
+        __m512 p = adam_math(k, load_grad(s, e, 0xffff, layout), load_param(s, e, 0xffff, layout), &m, &v, l2);
+        store_param(s, out, e, 0xffff, layout, p);
+        _mm512_store_ps(made[0] + j, m);
+        _mm512_store_ps(made[1] + j, v);
+        top[0] = _mm512_max_epi32(top[0], _mm512_and_si512(_mm512_castps_si512(m), magnitude));
+        top[1] = _mm512_max_epi32(top[1], _mm512_and_si512(_mm512_castps_si512(v), magnitude));
+    }
+    most[0][group] = top[0];
+    most[1][group] = top[1];
+}
 
 ADAM_INLINE void step_8bit(const struct adam_span *span, const struct adam_coef *c,
                            const struct adam_part *part, enum adam_layout layout, bool l2)
 {
-    _Alignas(64) float made[2][STEP_PART];
+    _Alignas(64) float made[2][STEP_PART], inv[2][4];
+    __m512i most[2][4];
     struct coef512 k;
     coef_load(&k, c);
     const struct adam_span s = *span;
     const struct adam_part x = *part;
     void *out = s.param_out ? s.param_out : s.param;
     uint64_t ahead = adam_ahead(&s);
+    memset(most, 0, sizeof most);
     for (uint64_t from = 0, n; from < s.n; from += n) {
         n = s.n - from < STEP_PART ? s.n - from : STEP_PART;
-        for (uint64_t i = from; i < from + n; i += 16) {
-            if (i % 32 == 0) fetch_others(&s, i + ahead, layout);
-            if (i % 64 == 0) adam_fetch_lines(x.at[0], i + ahead, 1);
-            if (i % 64 == 0) adam_fetch_lines(x.at[1], i + ahead, 1);
-            __m512 m = decode16(x.at[0] + i, _mm512_set1_ps(x.absmax[0][i / 64]), true),
-                   v = decode16(x.at[1] + i, _mm512_set1_ps(x.absmax[1][i / 64]), false);
-            __m512 p = adam_math(&k, load_grad(&s, i, 0xffff, layout),
-                                 load_param(&s, i, 0xffff, layout), &m, &v, l2);
-            store_param(&s, out, i, 0xffff, layout, p);
-            _mm512_store_ps(made[0] + (i - from), m);
-            _mm512_store_ps(made[1] + (i - from), v);
+        for (uint64_t i = 0; i < n; i += 64) {
+            fetch_others(&s, from + i + ahead, layout);
+            fetch_others(&s, from + i + 32 + ahead, layout);
+            adam_fetch_lines(x.at[0], from + i + ahead, 1);
+            adam_fetch_lines(x.at[1], from + i + ahead, 1);
+            step_group(&s, out, &k, &x, from + i, layout, l2, (float *[2]){ made[0] + i, made[1] + i },
+                       most, i / 64);
         }
-        for (uint64_t i = 0; i < n; i += 64)
-            for (int w = 0; w < 2; w++)
-                encode_group(made[w] + i, w == 0, x.at[w] + from + i, x.absmax[w] + (from + i) / 64);
+        find_absmax(most, n / 64, (float *const[2]){ x.absmax[0] + from / 64, x.absmax[1] + from / 64 }, inv);
+        for (uint64_t i = 0; i < 2 * n; i += 64) { /* first one moment, then the other */
+            uint64_t w = i >= n, at = i - w * n;
+            __m512 y[4], by = _mm512_set1_ps(inv[w][at / 64]);
+            for (uint64_t j = 0; j < 4; j++) y[j] = _mm512_load_ps(made[w] + at + 16 * j);
+            if (w) store_codes(y, by, false, x.at[1] + from + at);
+            else store_codes(y, by, true, x.at[0] + from + at);
+        }
     }
 }
 

@@ -39,7 +39,7 @@ static void round_bf16(const float *m, const float *v, uint64_t n, uint32_t firs
 static float value_of(const struct narrow_tree *t, uint32_t code, bool sign)
 {
     uint32_t at = sign && code != NARROW_ONE_SIGNED ? code & 0x7fu : code;
-    float f = (float)at;
+    float f = (float)(at << 8);
     uint32_t i = stk_f32_bits(f) >> 23 & 15;
     float x = at ? adam_fma(f, t->width[i], t->offset[i]) : 0.0f;
     return sign && (code & 0x80u) ? -x : x;
@@ -51,13 +51,13 @@ static void decode(const uint8_t *code, const float *absmax, uint64_t n, bool si
     for (uint64_t i = 0; i < n; i++) out[i] = value_of(t, code[i], sign) * absmax[i / 64];
 }
 
-static uint8_t code_of(const struct narrow_tree *t, float x, float inv, bool sign)
+static uint8_t code_of(const struct narrow_tree *tree, float x, float inv, bool sign)
 {
     float z = (sign ? stk_bits_f32(stk_f32_bits(x) & 0x7fffffffu) : x) * inv;
     z = z > NARROW_LEAST ? z : NARROW_LEAST;
     uint32_t i = stk_f32_bits(z) >> 24 & 15;
-    float u = adam_fma(z, t->slope[i], t->start[i]), fifth = u * NARROW_FIFTH;
-    int32_t number = (int32_t)((u < fifth ? u : fifth) + t->code[i]);
+    float t = adam_fma(z, tree->slope[i], tree->start[i]), above = adam_fma(t, NARROW_FIFTH, tree->rest[i]);
+    int32_t number = (int32_t)(t < above ? t : above);
     if (!sign) {
         if (!(x > 0.0f)) return 0;
         return number == 255 ? NARROW_ONE_UNSIGNED : (uint8_t)(number + 1);
