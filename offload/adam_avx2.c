@@ -37,17 +37,8 @@ ADAM_INLINE void stream_block(const struct adam_span *s, void *out, uint64_t i,
 ADAM_INLINE void adam_block(const struct adam_span *s, void *out, const struct coef256 *k,
                             uint64_t i, enum adam_layout layout, bool l2, bool stream)
 {
-    __m256 g = _mm256_mul_ps(load_grad(s, i, layout), k->grad_scale);
-    __m256 p = load_param(s, i, layout);
-    if (l2)
-        g = _mm256_fmadd_ps(k->l2, p, g);
-    else
-        p = _mm256_fmadd_ps(k->decay, p, p);
     __m256 m = load_f32(s->exp_avg, i), v = load_f32(s->exp_avg_sq, i);
-    m = _mm256_fmadd_ps(k->beta1, m, _mm256_mul_ps(k->one_minus_beta1, g));
-    v = _mm256_fmadd_ps(k->beta2, v, _mm256_mul_ps(_mm256_mul_ps(k->one_minus_beta2, g), g));
-    __m256 d = _mm256_fmadd_ps(_mm256_sqrt_ps(v), k->inv_sqrt_bc2, k->eps);
-    p = _mm256_fnmadd_ps(k->step_size, _mm256_div_ps(m, d), p);
+    __m256 p = adam_math(k, load_grad(s, i, layout), load_param(s, i, layout), &m, &v, l2);
     if (stream) {
         stream_block(s, out, i, layout, m, v, p);
         return;

@@ -87,4 +87,18 @@ ADAM_INLINE void store_param(const struct adam_span *s, void *out, uint64_t i,
     }
 }
 
+/* The step itself (adam.h) on 8 elements: the new parameter; the moments in place. */
+ADAM_INLINE __m256 adam_math(const struct coef256 *k, __m256 g, __m256 p, __m256 *m, __m256 *v, bool l2)
+{
+    g = _mm256_mul_ps(g, k->grad_scale);
+    if (l2)
+        g = _mm256_fmadd_ps(k->l2, p, g);
+    else
+        p = _mm256_fmadd_ps(k->decay, p, p);
+    *m = _mm256_fmadd_ps(k->beta1, *m, _mm256_mul_ps(k->one_minus_beta1, g));
+    *v = _mm256_fmadd_ps(k->beta2, *v, _mm256_mul_ps(_mm256_mul_ps(k->one_minus_beta2, g), g));
+    __m256 d = _mm256_fmadd_ps(_mm256_sqrt_ps(*v), k->inv_sqrt_bc2, k->eps);
+    return _mm256_fnmadd_ps(k->step_size, _mm256_div_ps(*m, d), p);
+}
+
 #endif

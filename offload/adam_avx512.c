@@ -34,17 +34,8 @@ ADAM_INLINE void adam_block(const struct adam_span *s, void *out, const struct c
                             uint64_t i, __mmask16 mask, enum adam_layout layout, bool l2,
                             bool stream)
 {
-    __m512 g = _mm512_mul_ps(load_grad(s, i, mask, layout), k->grad_scale);
-    __m512 p = load_param(s, i, mask, layout);
-    if (l2)
-        g = _mm512_fmadd_ps(k->l2, p, g);
-    else
-        p = _mm512_fmadd_ps(k->decay, p, p);
     __m512 m = load_f32(s->exp_avg, i, mask), v = load_f32(s->exp_avg_sq, i, mask);
-    m = _mm512_fmadd_ps(k->beta1, m, _mm512_mul_ps(k->one_minus_beta1, g));
-    v = _mm512_fmadd_ps(k->beta2, v, _mm512_mul_ps(_mm512_mul_ps(k->one_minus_beta2, g), g));
-    __m512 d = _mm512_fmadd_ps(_mm512_sqrt_ps(v), k->inv_sqrt_bc2, k->eps);
-    p = _mm512_fnmadd_ps(k->step_size, _mm512_div_ps(m, d), p);
+    __m512 p = adam_math(k, load_grad(s, i, mask, layout), load_param(s, i, mask, layout), &m, &v, l2);
     if (stream) {
         stream_block(s, out, i, layout, m, v, p);
         return;

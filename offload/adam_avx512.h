@@ -88,4 +88,18 @@ ADAM_INLINE void store_param(const struct adam_span *s, void *out, uint64_t i, _
     }
 }
 
+/* The step itself (adam.h) on 16 elements: the new parameter; the moments in place. */
+ADAM_INLINE __m512 adam_math(const struct coef512 *k, __m512 g, __m512 p, __m512 *m, __m512 *v, bool l2)
+{
+    g = _mm512_mul_ps(g, k->grad_scale);
+    if (l2)
+        g = _mm512_fmadd_ps(k->l2, p, g);
+    else
+        p = _mm512_fmadd_ps(k->decay, p, p);
+    *m = _mm512_fmadd_ps(k->beta1, *m, _mm512_mul_ps(k->one_minus_beta1, g));
+    *v = _mm512_fmadd_ps(k->beta2, *v, _mm512_mul_ps(_mm512_mul_ps(k->one_minus_beta2, g), g));
+    __m512 d = _mm512_fmadd_ps(_mm512_sqrt_ps(*v), k->inv_sqrt_bc2, k->eps);
+    return _mm512_fnmadd_ps(k->step_size, _mm512_div_ps(*m, d), p);
+}
+
 #endif

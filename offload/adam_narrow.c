@@ -92,6 +92,25 @@ static struct adam_span tile_of(const struct adam_span *s, enum adam_layout layo
                                .way = { .ahead_elems = s->way.ahead_elems } };
 }
 
+/* The whole groups of a tile in one pass, by variants that can. Number of elements that were done. */
+static uint64_t step_groups(const struct adam_kernel *k, enum adam_layout layout,
+                            const struct adam_span *tile, const struct adam_moments *m,
+                            uint64_t from, const struct adam_dither *d, const struct adam_coef *c)
+{
+    bool bf16 = m->kind == CHUNK_MOMENTS_BF16;
+    void (*step)(const struct adam_span *, const struct adam_coef *, const struct adam_part *) =
+        bf16 ? k->narrow->step_bf16[layout] : k->narrow->step_8bit[layout];
+    struct adam_span s = *tile;
+    s.n = s.n / GROUP * GROUP;
+    if (!step || !s.n) return 0;
+    struct adam_part p = { .at = { m->at[0] + from * (bf16 ? 2 : 1), m->at[1] + from * (bf16 ? 2 : 1) },
+                           .first = (uint32_t)(d->first_elem + from) };
+    if (bf16) adam_dither_key(d, d->first_elem + from, p.key);
+    else for (int i = 0; i < 2; i++) p.absmax[i] = m->absmax[i] + from / GROUP;
+    step(&s, c, &p);
+    return s.n;
+}
+
 static void run_wide(const struct adam_kernel *k, enum adam_layout layout, const struct adam_span *s,
                      const struct adam_moments *m, uint64_t from, const struct adam_coef *c,
                      bool param_only)
@@ -120,10 +139,15 @@ void adam_narrow_run(const struct adam_kernel *k, enum adam_layout layout, const
         /* tiles end at multiples of their size in the block's vector, and so at 2^32 */
         n = TILE - (d->first_elem + from + at) % TILE;
         if (n > s->n - at) n = s->n - at;
+        struct adam_span t = tile_of(s, layout, at, n, exp_avg, exp_avg_sq);
+        uint64_t done = param_only ? 0 : step_groups(k, layout, &t, m, from + at, d, c);
+        if (done) {
+            n = done;
+            continue;
+        }
         uint64_t all = round_group(n);
         widen(k->narrow, m, 0, from + at, all, exp_avg);
         widen(k->narrow, m, 1, from + at, all, exp_avg_sq);
-        struct adam_span t = tile_of(s, layout, at, n, exp_avg, exp_avg_sq);
         if (param_only) {
             k->param_only[layout](&t, c);
             continue;

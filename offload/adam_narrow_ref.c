@@ -5,13 +5,13 @@
 #include "offload/adam_narrow_impl.h"
 #include "offload/adam_ref.h"
 
-static uint32_t mix(uint32_t h)
+static uint32_t dither(uint32_t x, uint32_t key)
 {
-    h ^= h >> 16;
-    h *= 0x85ebca6bu;
-    h ^= h >> 13;
-    h *= 0xc2b2ae35u;
-    return h ^ h >> 16;
+    x ^= x >> 16;
+    x *= NARROW_MIX1;
+    x ^= x >> 15 ^ key;
+    x *= NARROW_MIX2;
+    return x ^ x >> 15;
 }
 
 static uint16_t round_up_by(uint32_t bits, uint32_t r)
@@ -30,7 +30,7 @@ static void round_bf16(const float *m, const float *v, uint64_t n, uint32_t firs
                        const uint32_t key[2], uint16_t *m_out, uint16_t *v_out)
 {
     for (uint64_t i = 0; i < n; i++) {
-        uint32_t r = mix(mix((first + (uint32_t)i) ^ key[0]) + key[1]);
+        uint32_t r = dither(first + (uint32_t)i + key[0], key[1]);
         m_out[i] = round_up_by(stk_f32_bits(m[i]), r & 0xffffu);
         v_out[i] = round_up_by(stk_f32_bits(v[i]), r >> 16);
     }
@@ -38,11 +38,10 @@ static void round_bf16(const float *m, const float *v, uint64_t n, uint32_t firs
 
 static float value_of(const struct narrow_tree *t, uint32_t code, bool sign)
 {
-    uint32_t at = sign ? code & 0x7fu : code, d = 0;
-    if (code == (sign ? (uint32_t)NARROW_ONE_SIGNED : (uint32_t)NARROW_ONE_UNSIGNED)) return 1.0f;
-    if (at == 0) return 0.0f;
-    while (d < 6 && at >= (uint32_t)t->base[d + 1]) d++;
-    float x = adam_fma((float)(at - (uint32_t)t->base[d]), t->width[d], t->first[d]);
+    uint32_t at = sign && code != NARROW_ONE_SIGNED ? code & 0x7fu : code;
+    float f = (float)(at << 8);
+    uint32_t i = stk_f32_bits(f) >> 23 & 15;
+    float x = at ? adam_fma(f, t->width[i], t->offset[i]) : 0.0f;
     return sign && (code & 0x80u) ? -x : x;
 }
 
@@ -52,17 +51,19 @@ static void decode(const uint8_t *code, const float *absmax, uint64_t n, bool si
     for (uint64_t i = 0; i < n; i++) out[i] = value_of(t, code[i], sign) * absmax[i / 64];
 }
 
-static uint8_t code_of(const struct narrow_tree *t, float x, float absmax, bool sign)
+static uint8_t code_of(const struct narrow_tree *tree, float x, float inv, bool sign)
 {
-    float y = stk_bits_f32(stk_f32_bits(x) & 0x7fffffffu) / absmax; /* 0 / 0: below everything */
-    int d = -1;
-    bool negative = sign && stk_f32_bits(x) >> 31;
-    for (int k = 0; k < 7; k++) d += y >= t->least[k];
-    if (d < 0) return !sign && x > 0.0f ? (uint8_t)t->base[0] : 0;
-    if (y >= t->least[7] && !negative) return sign ? NARROW_ONE_SIGNED : NARROW_ONE_UNSIGNED;
-    int part = (int)adam_fma(y, t->scale[d], t->shift[d]);
-    part = part < 0 ? 0 : part > t->last[d] ? t->last[d] : part;
-    return (uint8_t)(t->base[d] + part + (negative ? 0x80 : 0));
+    float z = (sign ? stk_bits_f32(stk_f32_bits(x) & 0x7fffffffu) : x) * inv;
+    z = z > NARROW_LEAST ? z : NARROW_LEAST;
+    uint32_t i = stk_f32_bits(z) >> 24 & 15;
+    float t = adam_fma(z, tree->slope[i], tree->start[i]), above = adam_fma(t, NARROW_FIFTH, tree->rest[i]);
+    int32_t number = (int32_t)(t < above ? t : above);
+    if (!sign) {
+        if (!(x > 0.0f)) return 0;
+        return number == 255 ? NARROW_ONE_UNSIGNED : (uint8_t)(number + 1);
+    }
+    if (!(stk_f32_bits(x) >> 31) || number == 0) return (uint8_t)number;
+    return (uint8_t)(0x80 | (number > 127 ? 127 : number));
 }
 
 static void encode(const float *in, uint64_t n, bool sign, uint8_t *code, float *absmax)
@@ -74,9 +75,12 @@ static void encode(const float *in, uint64_t n, bool sign, uint8_t *code, float 
             uint32_t bits = stk_f32_bits(in[j]) & 0x7fffffffu;
             if (bits > most) most = bits;
         }
-        float max = absmax[i / 64] = stk_bits_f32(most);
-        for (uint64_t j = i; j < i + 64; j++) code[j] = code_of(t, in[j], max, sign);
+        float max = absmax[i / 64] = stk_bits_f32(most), inv = 4.0f / max;
+        inv = FLT_MAX < inv ? FLT_MAX : inv; /* a NaN stays */
+        for (uint64_t j = i; j < i + 64; j++) code[j] = code_of(t, in[j], inv, sign);
     }
 }
 
-const struct adam_narrow_fns adam_narrow__scalar = { widen_bf16, round_bf16, decode, encode };
+const struct adam_narrow_fns adam_narrow__scalar = {
+    .widen_bf16 = widen_bf16, .round_bf16 = round_bf16, .decode = decode, .encode = encode,
+};
