@@ -34,8 +34,9 @@
  * of a decade's first part, which the last value of the decade below is nearer to, and for the last part's
  * end, nearer to 1. The bound of the error, half a part, is the same; nothing needs to be searched
  * (formulas: adam_narrow_impl.h; all borders of the uppermost decade lie 2e-6 lower, so that the largest
- * itself gets the code for 1 whatever rounding does; if negative, the last part). exp_avg is zero under 0.275e-6. There is no randomness. Blocks of tensors that the client
- * calls embeddings keep fp32 moments, as the paper's stable embedding has it (stk_tensor_desc.embedding).
+ * itself gets the code for 1 whatever rounding does; if negative, the last part). exp_avg is zero under
+ * 0.275e-6. There is no randomness. Blocks of tensors that the client calls embeddings keep fp32 moments,
+ * as the paper's stable embedding has it (stk_tensor_desc.embedding).
  *
  * Earlier versions took the nearest value and another dither: what they stored means the same here.
  *
