@@ -7,7 +7,7 @@ import struct
 import subprocess
 import sys
 
-from cli_common import SMALL, STOKER, log, make_model, read, refused, run, run_tests, skip, write
+from cli_common import LIMIT_S, SMALL, STOKER, log, make_model, read, refused, run, run_tests, skip, write
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 STATES = ["--params", "nvme", "--optimizer-state", "nvme", "--grads", "nvme"]
@@ -114,7 +114,7 @@ def test_use_11_a_7b_model_on_a_24_gib_card(p):
     args = ["train", "--model", p.at("m7b"), "--data", p.data, "--out", p.at("use11"), "--steps", "10", "--seq", "512",
             "--batch", "8", "--micro-batch", "1", "--device", "host:discrete", "--predict", "off", "--dry-run", *swap(p, "swap11")]
     done = subprocess.run([STOKER, *args, "--device-memory", "24GiB", "--host-memory", "64GiB"], stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, timeout=60)
+                          stderr=subprocess.PIPE, timeout=LIMIT_S)
     out, err = done.stdout.decode(), done.stderr.decode()
     if done.returncode == 0:
         assert "optimizer state" in out and "device" in out and not err, (out, err)
