@@ -3,7 +3,9 @@
  * Application's thread, at open and close. Knows nothing of versions, checksums and
  * tables.
  *
- * A run's folder carries an open file lock (flock: it goes with the process, however that ends).
+ * A run's folder carries an open file lock (flock: it goes with the process, however that ends). Its
+ * transfers may outlive the process; they keep the locks of its files, so a folder counts as dead only when
+ * these are free, too.
  * Looking for dead folders and making one's own both happen under a lock of the path itself, so
  * nobody sees a folder that has no lock yet and takes it for dead. */
 #include "nvme/store_impl.h"
