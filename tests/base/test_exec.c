@@ -323,37 +323,44 @@ static void team_done(void *arg)
     if (++t->n_done == JOBS) exec_event_set(&t->all_done);
 }
 
+/* JOBS jobs on a team: each slice once, done in order. `beside`: some, as they come, are beside the ones
+ * before; NULL: none is, and none overlaps another. */
+static void run_jobs(enum exec_kind kind, uint64_t seed, uint32_t members, struct rng *beside)
+{
+    struct exec *ex = open_kind(kind, seed);
+    struct exec_lane *lane = open_lane(ex, "engine");
+    struct exec_team *team = NULL;
+    struct stk_error err = { 0 };
+    static struct team_test t;
+    struct job_arg arg[JOBS];
+    memset(&t, 0, sizeof t);
+    exec_event_init(ex, &t.all_done);
+    CHECK_OK(exec_team_open(ex, "update", members, &team, &err), &err);
+    CHECK(exec_team_members(team) == members);
+    for (uint32_t j = 0; j < JOBS; j++) {
+        arg[j] = (struct job_arg){ &t, j };
+        t.left[j] = job_slices(j);
+        exec_task_init(&t.done[j], team_done, &arg[j]);
+        t.job[j] = (struct exec_team_job){ .fn = team_slice,
+                                           .arg = &arg[j],
+                                           .n_slices = t.left[j],
+                                           .beside = beside && rng_below(beside, 2),
+                                           .done_lane = lane,
+                                           .done = &t.done[j] };
+    }
+    for (uint32_t j = 0; j < JOBS; j++) exec_team_run(team, &t.job[j]);
+    CHECK_OK(exec_event_wait(&t.all_done, UINT64_MAX, &err), &err);
+    for (uint32_t j = 0; j < JOBS; j++)
+        for (uint32_t s = 0; s < SLICES; s++) CHECK(t.count[j][s] == (s < job_slices(j)));
+    CHECK((beside || t.overlaps == 0) && t.order_wrong == 0 && t.incomplete == 0);
+    exec_team_close(team);
+    exec_close(ex);
+}
+
 BOTH(team_runs_each_slice_once)
 {
-    for (uint32_t members = 1; members <= 4; members++) {
-        struct exec *ex = open_kind(kind, test_seed() + members);
-        struct exec_lane *lane = open_lane(ex, "engine");
-        struct exec_team *team = NULL;
-        struct stk_error err = { 0 };
-        static struct team_test t;
-        struct job_arg arg[JOBS];
-        memset(&t, 0, sizeof t);
-        exec_event_init(ex, &t.all_done);
-        CHECK_OK(exec_team_open(ex, "update", members, &team, &err), &err);
-        CHECK(exec_team_members(team) == members);
-        for (uint32_t j = 0; j < JOBS; j++) {
-            arg[j] = (struct job_arg){ &t, j };
-            t.left[j] = job_slices(j);
-            exec_task_init(&t.done[j], team_done, &arg[j]);
-            t.job[j] = (struct exec_team_job){ .fn = team_slice,
-                                               .arg = &arg[j],
-                                               .n_slices = t.left[j],
-                                               .done_lane = lane,
-                                               .done = &t.done[j] };
-        }
-        for (uint32_t j = 0; j < JOBS; j++) exec_team_run(team, &t.job[j]);
-        CHECK_OK(exec_event_wait(&t.all_done, UINT64_MAX, &err), &err);
-        for (uint32_t j = 0; j < JOBS; j++)
-            for (uint32_t s = 0; s < SLICES; s++) CHECK(t.count[j][s] == (s < job_slices(j)));
-        CHECK(t.overlaps == 0 && t.order_wrong == 0 && t.incomplete == 0);
-        exec_team_close(team);
-        exec_close(ex);
-    }
+    for (uint32_t members = 1; members <= 4; members++)
+        run_jobs(kind, test_seed() + members, members, NULL);
 }
 
 /* A job that is `beside` takes the members that the first slice of the job before it leaves: that slice
@@ -412,38 +419,12 @@ TEST(exec_threads_team_job_beside_does_not_wait)
         }
 }
 
-/* Jobs of which some are beside the ones before, as they come: each slice once, done in order. */
 BOTH(team_mixed_jobs_run_each_slice_once)
 {
     struct rng r;
     rng_seed(&r, test_seed());
-    for (uint32_t round = 0; round < 40; round++) {
-        struct exec *ex = open_kind(kind, test_seed() + round);
-        struct exec_lane *lane = open_lane(ex, "engine");
-        struct exec_team *team = NULL;
-        struct stk_error err = { 0 };
-        static struct team_test t;
-        struct job_arg arg[JOBS];
-        memset(&t, 0, sizeof t);
-        exec_event_init(ex, &t.all_done);
-        CHECK_OK(exec_team_open(ex, "update", 1 + round % 4, &team, &err), &err);
-        for (uint32_t j = 0; j < JOBS; j++) {
-            arg[j] = (struct job_arg){ &t, j };
-            t.left[j] = job_slices(j);
-            exec_task_init(&t.done[j], team_done, &arg[j]);
-            t.job[j] = (struct exec_team_job){ .fn = team_slice, .arg = &arg[j],
-                                               .n_slices = t.left[j],
-                                               .beside = rng_below(&r, 2),
-                                               .done_lane = lane, .done = &t.done[j] };
-        }
-        for (uint32_t j = 0; j < JOBS; j++) exec_team_run(team, &t.job[j]);
-        CHECK_OK(exec_event_wait(&t.all_done, UINT64_MAX, &err), &err);
-        for (uint32_t j = 0; j < JOBS; j++)
-            for (uint32_t s = 0; s < SLICES; s++) CHECK(t.count[j][s] == (s < job_slices(j)));
-        CHECK(t.order_wrong == 0 && t.incomplete == 0);
-        exec_team_close(team);
-        exec_close(ex);
-    }
+    for (uint32_t round = 0; round < 40; round++)
+        run_jobs(kind, test_seed() + round, 1 + round % 4, &r);
 }
 
 struct begin_test { uint32_t begun, early; }; /* atomic: members begin, slices run before that */
