@@ -20,7 +20,7 @@ import tarfile
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # PyPI version, liburing's, whether stoker must build its io_uring backend with it
 VERSIONS = [("2021.3.10", "2.0", False), ("2024.5.3", "2.6", True)]
-SOURCES = ["setup.c", "queue.c", "register.c", "syscall.c", "version.c"]
+SOURCES = ["setup.c", "queue.c", "register.c", "syscall.c", "version.c", "nolibc.c"]
 
 
 def say(text):
@@ -58,13 +58,15 @@ def installed(root, source, version):
     lib, include = os.path.join(prefix, "lib"), os.path.join(prefix, "include")
     os.makedirs(lib, exist_ok=True)
     call(["sh", "./configure", "--prefix=" + prefix], cwd=source)
+    with open(os.path.join(source, "config-host.h"), encoding="utf-8") as f:
+        nolibc = "CONFIG_NOLIBC" in f.read()
     objects = []
     for name in SOURCES:
         path = os.path.join(source, "src", name)
-        if not os.path.exists(path):
+        if not os.path.exists(path) or name == "nolibc.c" and not nolibc:
             continue
         objects.append(os.path.join(lib, name[:-2] + ".o"))
-        call(["cc", "-O2", "-fPIC", "-w", "-D_GNU_SOURCE", "-DLIBURING_INTERNAL", "-include", "signal.h", "-include", os.path.join(source, "config-host.h"),
+        call(["cc", "-O2", "-fPIC", "-w", "-fno-builtin", "-fno-stack-protector", "-D_GNU_SOURCE", "-DLIBURING_INTERNAL", "-include", "signal.h", "-include", os.path.join(source, "config-host.h"),
               "-I", os.path.join(source, "src", "include"), "-I", os.path.join(source, "src"), "-c", path, "-o", objects[-1]])
     call(["ar", "rcs", os.path.join(lib, "liburing.a")] + objects)
     call(["rm", "-rf", include])
