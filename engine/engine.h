@@ -74,6 +74,7 @@ struct run_op {
     struct exec_task task;          /* device and update completions */
     struct store_op store;
     struct exec_team_job job;
+    _Atomic uint32_t parts[CHUNK_GRAD]; /* UPDATE: of the checksums of PARAM and OPT (store_sum_part) */
     uint64_t begin_ns;
     struct run_op *next_free;
 };

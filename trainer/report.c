@@ -339,7 +339,7 @@ void report_end(struct report *r, const struct train *t)
            r->step_s > 0 ? 100 * r->exposed_s / r->step_s : 0,
            mem_size_format(mem_peak_bytes(), rss));
     forecast_end(&t->forecast, &t->o);
-    wear_end(&r->wear, t->r.e);
+    wear_end(&r->wear, t->r.e, forecast_visits_alone_s(&t->forecast));
     if (run_opts_given(&t->o, "simulate"))
         printf("trace      %016" PRIx64 "\n", stk_trace_hash(t->r.e));
 }

@@ -1,8 +1,12 @@
 /* tests/gpu/test_product.c - products on AMX tiles (host_gemm) against fp64, and the same bits for any
  * number of threads; rows of odd numbers, columns that end inside a panel, an inner dimension of
- * several passes; nothing outside C is written. */
+ * several passes; nothing outside C is written. And the deal of their items over threads. */
 #include "tests/test.h"
+#include "base/rng.h"
+#include "gpu/host/kernels/deal.h"
 #include "tests/gpu/kern_test.h"
+
+#include <omp.h>
 
 TEST_MAIN()
 
@@ -147,4 +151,41 @@ TEST(product_amx_adds_to_zeros_as_it_writes)
     free(packed);
     free(x);
     free(y);
+}
+
+/* Each item once, whoever takes it; a thread's own ones first and in order. `idle` threads have lost
+ * their core: they take nothing. */
+static void deal_all(uint32_t threads, uint32_t idle, const uint64_t *items)
+{
+    static _Atomic uint32_t taken[8][2000];
+    static struct deal d;
+    uint32_t in_order = 1;
+    memset(taken, 0, sizeof taken);
+    deal_open(&d, threads);
+    for (uint32_t i = 0; i < d.n; i++) deal_set(&d, i, items[i]);
+#pragma omp parallel num_threads((int)threads) reduction(&& : in_order)
+    {
+        uint64_t self = (uint64_t)omp_get_thread_num(), share, item, next = 0;
+        while (self >= idle && deal_take(&d, self, &share, &item)) {
+            atomic_fetch_add(&taken[share][item], 1);
+            if (share != self) continue;
+            in_order = in_order && item == next;
+            next++;
+        }
+    }
+    CHECK(in_order);
+    for (uint32_t i = 0; i < d.n; i++)
+        for (uint64_t k = 0; k < 2000; k++) CHECK(atomic_load(&taken[i][k]) == (k < items[i]));
+}
+
+TEST(product_deal_gives_each_item_once)
+{
+    struct rng r;
+    rng_seed(&r, test_seed());
+    for (int round = 0; round < 60; round++) {
+        const uint32_t threads = (uint32_t)(rng_next(&r) % 8 + 1);
+        uint64_t items[8];
+        for (uint32_t i = 0; i < threads; i++) items[i] = rng_next(&r) % (round % 3 ? 2000 : 4);
+        deal_all(threads, round % 2 ? (uint32_t)(rng_next(&r) % threads) : 0, items);
+    }
 }
