@@ -66,7 +66,8 @@ def installed(root, source, version):
         if not os.path.exists(path) or name == "nolibc.c" and not nolibc:
             continue
         objects.append(os.path.join(lib, name[:-2] + ".o"))
-        call(["cc", "-O2", "-fPIC", "-w", "-fno-builtin", "-fno-stack-protector", "-D_GNU_SOURCE", "-DLIBURING_INTERNAL", "-include", "signal.h", "-include", os.path.join(source, "config-host.h"),
+        call(["cc", "-O2", "-fPIC", "-w", "-fno-builtin", "-fno-stack-protector",
+              "-D_GNU_SOURCE", "-DLIBURING_INTERNAL", "-include", "signal.h", "-include", os.path.join(source, "config-host.h"),
               "-I", os.path.join(source, "src", "include"), "-I", os.path.join(source, "src"), "-c", path, "-o", objects[-1]])
     call(["ar", "rcs", os.path.join(lib, "liburing.a")] + objects)
     call(["rm", "-rf", include])
