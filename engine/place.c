@@ -18,9 +18,10 @@
 #include <string.h>
 
 #define PAGE 4096ull
-/* As measured: stacks, rings and what libraries keep for themselves; nodes, edges and extents of a chunk. */
-#define THREADS_BYTES (512ull << 10)
-#define TABLES_BYTES (6ull << 10)
+/* As measured, and some: stacks, rings, what libraries keep for themselves; nodes, edges, extents of
+ * a chunk. */
+#define THREADS_BYTES (768ull << 10)
+#define TABLES_BYTES (8ull << 10)
 static uint64_t round_page(uint64_t x) { return (x + PAGE - 1) / PAGE * PAGE; }
 
 /* What a person calls each arena, and the option that makes it smaller. */
