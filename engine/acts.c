@@ -9,8 +9,8 @@
  * read from the end of the order: kept, then moved to host memory, then to NVMe, and the rest. What is
  * recomputed lies evenly among those that are not kept: each is time in which nothing leaves, and the
  * link makes up for what it could not carry meanwhile (32k tokens on an RTX 4090: a layer's set takes the
- * link 132 ms and its forward visits 104). Positions without a full set of their own (an embedding, the fused head) have the policy of
- * the neighbour before them and are not counted. */
+ * link 132 ms and its forward visits 104). Positions without a full set of their own (an embedding, the
+ * fused head) have the policy of the neighbour before them and are not counted. */
 #include "engine/engine.h"
 #include <string.h>
 

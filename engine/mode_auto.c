@@ -5,8 +5,8 @@
  *
  * CANDIDATES. chase; split of a quarter, half, three quarters and all of the blocks, then of fewer and more
  * than the best of these, by an eighth, a sixteenth and so on; speculate, with as many blocks split as was
- * best there, and in a tried step the first, the first two, or the last but one. serial never. With clipping a mode is worth the mean of a step whose norm binds and
- * one whose norm does not.
+ * best there, and in a tried step the first, the first two, or the last but one. serial never. With
+ * clipping a mode is worth the mean of a step whose norm binds and one whose norm does not.
  * RULE. Another mode than chase takes memory (records of 1.3 bytes a parameter, second parameters of 2):
  * it must be predicted a twentieth faster where the norm binds or where it does not, nowhere slower (but
  * for a hundredth, which is what predictions are good for), and fit beside everything else.
