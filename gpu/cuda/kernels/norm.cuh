@@ -22,6 +22,7 @@ static inline cudaError_t norm_with_shape(uint64_t cols, F f)
 {
     if (cols <= 16 * KERN_EIGHT) return f(norm_shape<16, 1>());
     if (cols <= 32 * KERN_EIGHT * 4) return f(norm_shape<32, 4>());
+    if (cols <= KERN_BLOCK * KERN_EIGHT * 2) return f(norm_shape<KERN_BLOCK, 2>());
     if (cols <= KERN_BLOCK * KERN_EIGHT * 4) return f(norm_shape<KERN_BLOCK, 4>());
     return f(norm_shape<KERN_BLOCK, 0>());
 }

@@ -4,17 +4,21 @@
  * Owns: cuda_rope. A block takes a few tokens: first cos and sin of their angles, once for all
  * heads, then the pairs. The angle is a product of two fp32 and its functions are computed in fp64
  * as on the host (gpu/host/kernels/elementwise_isa.c: the reduction and the series, and why), so
- * the bits are the host's but for positions from ROPE_FAR on. */
+ * the bits are the host's but for positions from ROPE_FAR on, where the host asks the C library and
+ * this reduces with fused steps. */
 #include "gpu/cuda/kernels/kern.cuh"
 
 enum { ROPE_ANGLES = 256, ROPE_FAR = 1 << 19 };
 
-/* x = q pi/2 + r, |r| <= pi/4; series of sin r to r^11 and of cos r to r^12. */
-KERN_DEVICE void rope_near(float angle, float *cos_out, float *sin_out)
+/* x = q pi/2 + r, |r| <= pi/4; series of sin r to r^11 and of cos r to r^12. far: q may have 31
+ * bits. */
+KERN_DEVICE void rope_cos_sin(float angle, bool far, float *cos_out, float *sin_out)
 {
     const double magic = 6755399441055744.0; /* 1.5 * 2^52: adding it rounds to an integer */
     const double x = (double)angle, t = x * 0x1.45f306dc9c883p-1 + magic;
-    const double q = t - magic, r = (x - q * 0x1.921fb544p+0) - q * 0x1.0b4611a626331p-34;
+    const double q = t - magic;
+    double r = (x - q * 0x1.921fb544p+0) - q * 0x1.0b4611a626331p-34;
+    if (far) r = __fma_rn(-q, 0x1.1a62633145c07p-54, __fma_rn(-q, 0x1.921fb54442d18p+0, x));
     const double z = r * r;
     double s = z * (-1.0 / 39916800) + 1.0 / 362880, c = z * (1.0 / 479001600) - 1.0 / 3628800;
     s = z * s - 1.0 / 5040;
@@ -42,12 +46,7 @@ KERN_DEVICE void rope_angle(const struct ops_rope &a, uint64_t token, uint64_t p
     const int32_t pos = a.pos[token];
     const float angle = (float)pos * a.inv_freq[pair];
     float c, s;
-    if (pos < ROPE_FAR) {
-        rope_near(angle, &c, &s);
-    } else {
-        c = cosf(angle);
-        s = sinf(angle);
-    }
+    rope_cos_sin(angle, pos >= ROPE_FAR, &c, &s);
     *cs = c * a.attention_factor;
     *sn = s * a.attention_factor * (a.inverse ? -1.0f : 1.0f);
 }
