@@ -30,7 +30,7 @@ template <int depth>
 KERN_DEVICE void att_product(const float (*a)[ATT_LD], const float (*b)[ATT_LD], att_thread me,
                              float (&acc)[4][4])
 {
-#pragma unroll 8
+    KERN_UNROLL_8
     for (int k = 0; k < depth; k++) {
         const float4 x = *(const float4 *)&a[k][4 * me.ty], y = *(const float4 *)&b[k][4 * me.tx];
         const float p[4] = { x.x, x.y, x.z, x.w }, q[4] = { y.x, y.y, y.z, y.w };

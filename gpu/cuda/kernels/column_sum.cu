@@ -49,7 +49,7 @@ static __global__ void __launch_bounds__(KERN_BLOCK)
         const uint64_t col = b * KERN_WARP + lane;
         float sum = 0;
         if (col < cols) {
-#pragma unroll 4
+            KERN_UNROLL_8
             for (uint64_t p = warp; p < parts; p += WARPS) sum = sum + part[p * cols + col];
         }
         sums[warp][lane] = sum;

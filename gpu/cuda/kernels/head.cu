@@ -130,7 +130,7 @@ static __global__ void __launch_bounds__(KERN_BLOCK)
         for (unsigned i = threadIdx.x; i < len; i += KERN_BLOCK) piece[i] = values[from + i];
         __syncthreads();
         if (threadIdx.x == 0) {
-#pragma unroll 8
+            KERN_UNROLL_8
             for (unsigned i = 0; i < len; i++) total = total + piece[i];
         }
         __syncthreads();

@@ -20,8 +20,9 @@
 #include <cuda_fp16.h>
 #endif
 
-/* base/exec.h fills a struct from a part of its members, as C does. */
+/* base/exec.h fills a struct from a part of its members, and functions are named like their structs, as in C. */
 #pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wshadow"
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 #include "gpu/cuda/kernels.h"
 #pragma GCC diagnostic pop
@@ -32,7 +33,13 @@
 #include <type_traits>
 
 #define KERN_DEVICE static __device__ __forceinline__
+#ifdef __CUDACC__
 #define KERN_UNROLL _Pragma("unroll")
+#define KERN_UNROLL_8 _Pragma("unroll 8")
+#else
+#define KERN_UNROLL
+#define KERN_UNROLL_8
+#endif
 
 enum { KERN_WARP = 32, KERN_BLOCK = 256, KERN_EIGHT = 8 };
 #define KERN_ALL_LANES 0xffffffffu

@@ -6,6 +6,7 @@
  *
  * One OS thread. All functions called simt_* here run on a fiber, when a kernel calls them. */
 #include "simt_impl.h"
+#include <algorithm>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -34,7 +35,10 @@ struct cuda_thread {
     unsigned mask;
     int arg, width;
     uint64_t value, result;
+    const void *pc;
 };
+
+constexpr uint32_t SERIAL_TURN = 1u << 31; /* no launch has as many blocks and barriers as are left then */
 
 struct block_start { uint32_t serial; uint3 index; };
 
@@ -44,7 +48,7 @@ uint32_t knows[SIMT_BLOCK_MAX][32]; /* of each thread: accesses of lane j with a
 uint32_t thread_count, ended_count, at_barrier;
 uint32_t ready[SIMT_BLOCK_MAX], ready_count;
 cuda_thread *current;
-const char *barrier_file;
+const char *barrier_path, *barrier_file; /* the latter: its last component */
 int barrier_line;
 bool abandoned;                     /* a fault ended this launch */
 std::vector<block_start> block_starts; /* of this launch */
@@ -171,7 +175,7 @@ void name_deadlock(void)
                   "operation with mask 0x%08x", at_barrier, thread_count, barrier_file, barrier_line, text,
                   threads[warp].mask);
     else
-        exec_fail(SIMT_WARP, nullptr, "nobody can go on: %s waits in a warp operation for lanes of mask 0x%08x that "
+        exec_fail(SIMT_WARP, threads[warp].pc, "nobody can go on: %s waits in a warp operation for lanes of mask 0x%08x that "
                   "do not come", text, threads[warp].mask);
 }
 
@@ -251,6 +255,10 @@ extern "C" void simt_launch_run(const struct simt_launch *l)
 {
     if (error_kind != SIMT_NONE) return;
     abandoned = false;
+    if (serial_next > SERIAL_TURN) {
+        memory_forget_order();
+        serial_next = 1;
+    }
     simt_here.launch = l;
     simt_here.launch_first = serial_next;
     simt_here.countdown = seed ? 1 + (exec_random() & 1023) : UINT64_MAX;
@@ -282,11 +290,13 @@ extern "C" void simt_syncthreads(const char *file, int line)
         exec_fail(SIMT_BARRIER, __builtin_return_address(0), "waits at __syncthreads, and %u of the block's %u threads "
                   "have ended and will not come", ended_count, thread_count);
     if (at_barrier == 0) {
-        barrier_file = file;
+        const char *slash = strrchr(file, '/');
+        barrier_path = file;
+        barrier_file = slash ? slash + 1 : file;
         barrier_line = line;
-    } else if (line != barrier_line || strcmp(file, barrier_file) != 0) {
-        exec_fail(SIMT_BARRIER, __builtin_return_address(0), "waits at __syncthreads in %s:%d, and %u other threads of "
-                  "the block at another one, in %s:%d", file, line, at_barrier, barrier_file, barrier_line);
+    } else if (line != barrier_line || strcmp(file, barrier_path) != 0) {
+        exec_fail(SIMT_BARRIER, __builtin_return_address(0), "waits at __syncthreads, and %u other threads of the block "
+                  "at another one, in %s:%d", at_barrier, barrier_file, barrier_line);
     }
     current->state = AT_BARRIER;
     if (++at_barrier == thread_count) {
@@ -331,6 +341,7 @@ void join_clocks(uint32_t warp_first, unsigned mask)
     }
     for (uint32_t i = 0; i < 32; i++)
         if (mask >> i & 1) joined[i] = threads[warp_first + i].clock++;
+    if (current->clock >> 21) exec_fail(SIMT_LAUNCH, nullptr, "calls __syncwarp more often than is counted here");
     for (uint32_t i = 0; i < 32; i++)
         if (mask >> i & 1) memcpy(knows[warp_first + i], joined, sizeof joined);
 }
@@ -343,14 +354,14 @@ bool all_came(uint32_t warp_first)
     for (uint32_t i = 0; i < 32; i++) {
         if (!(current->mask >> i & 1)) continue;
         if (i >= lanes)
-            exec_fail(SIMT_WARP, nullptr, "calls %s with mask 0x%08x, which names lane %u; the block has only %u lanes "
+            exec_fail(SIMT_WARP, current->pc, "calls %s with mask 0x%08x, which names lane %u; the block has only %u lanes "
                       "of this warp", warp_name(current->kind), current->mask, i, lanes);
         const cuda_thread &t = threads[warp_first + i];
         if (t.state == ENDED)
-            exec_fail(SIMT_WARP, nullptr, "calls %s with mask 0x%08x, which names lane %u; that one has ended and will "
+            exec_fail(SIMT_WARP, current->pc, "calls %s with mask 0x%08x, which names lane %u; that one has ended and will "
                       "not come", warp_name(current->kind), current->mask, i);
         if (t.state == AT_WARP && (t.mask != current->mask || t.kind != current->kind))
-            exec_fail(SIMT_WARP, nullptr, "calls %s with mask 0x%08x, which names lane %u; that one waits in %s with "
+            exec_fail(SIMT_WARP, current->pc, "calls %s with mask 0x%08x, which names lane %u; that one waits in %s with "
                       "mask 0x%08x", warp_name(current->kind), current->mask, i, warp_name(t.kind), t.mask);
         all &= t.state == AT_WARP;
     }
@@ -367,7 +378,7 @@ void exchange(uint32_t warp_first, unsigned mask)
         cuda_thread &t = threads[warp_first + i];
         int j = source_lane(t, (int)i);
         if (j < 0 || j > 31 || !(mask >> j & 1))
-            exec_fail(SIMT_WARP, nullptr, "in %s with mask 0x%08x lane %u reads from lane %d, which the mask does not "
+            exec_fail(SIMT_WARP, t.pc, "in %s with mask 0x%08x lane %u reads from lane %d, which the mask does not "
                       "name", warp_name(t.kind), mask, i, j);
         t.result = t.kind == SIMT_BALLOT ? ballot : threads[warp_first + (uint32_t)j].value;
     }
@@ -378,6 +389,7 @@ void exchange(uint32_t warp_first, unsigned mask)
 extern "C" uint64_t simt_warp(enum simt_warp_kind kind, unsigned mask, uint64_t value, int arg, int width)
 {
     uint32_t me = simt_here.thread, warp_first = me & ~31u;
+    current->pc = __builtin_return_address(0);
     current->kind = kind;
     current->mask = mask;
     current->value = value;
@@ -385,10 +397,10 @@ extern "C" uint64_t simt_warp(enum simt_warp_kind kind, unsigned mask, uint64_t 
     current->width = width;
     current->clock = simt_here.clock;
     if (!(mask >> (me & 31) & 1))
-        exec_fail(SIMT_WARP, nullptr, "calls %s with mask 0x%08x, which does not name its own lane %u", warp_name(kind),
+        exec_fail(SIMT_WARP, current->pc, "calls %s with mask 0x%08x, which does not name its own lane %u", warp_name(kind),
                   mask, me & 31);
     if (width < 1 || width > 32 || (width & (width - 1)))
-        exec_fail(SIMT_WARP, nullptr, "calls %s with width %d; a power of two up to 32 is one", warp_name(kind), width);
+        exec_fail(SIMT_WARP, current->pc, "calls %s with width %d; a power of two up to 32 is one", warp_name(kind), width);
     current->state = AT_WARP;
     if (all_came(warp_first)) {
         exec_stats.warp_ops++;
@@ -415,7 +427,20 @@ void exec_preempt(void)
 }
 
 uint32_t exec_lane_clock(uint32_t lane) { return knows[simt_here.thread][lane]; }
-uint32_t exec_threads(void) { return thread_count; }
+
+bool exec_on_stack(uintptr_t p)
+{
+    for (const fiber *f : all_fibers)
+        if (p >= fiber_stack_low(f) && p < fiber_stack_high(f)) return true;
+    return false;
+}
+
+bool exec_is_builtin(uintptr_t p)
+{
+    auto in = [p](const void *object, size_t size) { return p - reinterpret_cast<uintptr_t>(object) < size; };
+    return in(&blockDim, sizeof blockDim) || in(&gridDim, sizeof gridDim) || in(&threadIdx, sizeof threadIdx) ||
+           in(&blockIdx, sizeof blockIdx);
+}
 
 uint64_t exec_random(void)
 {
@@ -430,8 +455,9 @@ uint64_t exec_random(void)
 void exec_name_thread(uint32_t serial, uint32_t thread, char *out, size_t size)
 {
     uint3 b = blockIdx, t = unfold(thread, blockDim);
-    for (const block_start &s : block_starts)
-        if (s.serial <= serial) b = s.index;
+    auto after = std::upper_bound(block_starts.begin(), block_starts.end(), serial,
+                                  [](uint32_t v, const block_start &x) { return v < x.serial; });
+    if (after != block_starts.begin()) b = (after - 1)->index;
     snprintf(out, size, "block (%u,%u,%u), thread (%u,%u,%u)", b.x, b.y, b.z, t.x, t.y, t.z);
 }
 

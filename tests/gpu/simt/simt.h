@@ -72,6 +72,7 @@ void simt_unregister(void *base);
 /* Own memory, 256-byte aligned, filled with NaN patterns, unwritten, with unregistered bytes on both
  * sides. Never NULL (a test that has no memory ends). */
 void *simt_alloc(size_t size_bytes, const char *name);
+void simt_read_only(void *base); /* for kernels, from now on */
 void simt_free(void *base); /* kept apart for a while, so that a later use is found */
 /* By the host, into registered memory: now written; now unwritten (filled with NaN patterns). */
 void simt_written(const void *p, size_t size_bytes);

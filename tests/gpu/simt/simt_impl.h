@@ -1,7 +1,8 @@
 /* tests/gpu/simt/simt_impl.h - what the executor's own files know of each other:
  *   fiber.cpp    stacks and the switch between them
  *   exec.cpp     launches, blocks, threads, barriers and warp operations
- *   memory.cpp   registered memory, and what is known of each byte: written, last users
+ *   memory.cpp   registered memory, shared arrays, which bytes have been written
+ *   order.cpp    races: who used each byte last
  *   hooks.cpp    the calls that compilers put before each access (-fsanitize=thread,...)
  *   symbols.cpp  names of kernels, shared arrays and source lines, from the program's own file
  *   runtime.cpp  what of CUDA's runtime a launch needs; replaced by a larger stand-in
@@ -40,7 +41,8 @@ extern struct simt_where simt_here;
 /* This lane's knowledge: accesses of lane `lane` of the same warp with a clock up to this come before now. */
 uint32_t exec_lane_clock(uint32_t lane);
 void exec_preempt(void);
-uint32_t exec_threads(void);
+bool exec_on_stack(uintptr_t p);    /* of any thread */
+bool exec_is_builtin(uintptr_t p);  /* threadIdx and its like */
 /* Text of a thread (linear) of the block that owns this serial: "block (1,0,0), thread (3,0,0)". */
 void exec_name_thread(uint32_t serial, uint32_t thread, char *out, size_t size);
 /* Keeps the fault, with its sentence; does not return when a kernel is running. pc: where; NULL: unknown. */
@@ -53,6 +55,7 @@ enum memory_kind { MEMORY_READ, MEMORY_WRITE, MEMORY_ATOMIC };
 void memory_access(uintptr_t p, size_t bytes, enum memory_kind kind, const void *pc);
 void memory_block_begin(void); /* shared arrays become unwritten */
 void memory_block_end(void);
+void memory_forget_order(void); /* serial numbers begin anew */
 
 /* --- symbols.cpp */
 struct symbols_shared { uintptr_t base; size_t size_bytes; const char *name; };

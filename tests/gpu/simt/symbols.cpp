@@ -169,16 +169,19 @@ const char *symbols_line(const void *pc)
     std::string text;
     char command[4400];
     /* A return address: the call is before it. */
-    snprintf(command, sizeof command, "exec addr2line -e '%s' 0x%zx 2>/dev/null", p.path.c_str(),
+    snprintf(command, sizeof command, "exec addr2line -i -e '%s' 0x%zx 2>/dev/null", p.path.c_str(),
              (size_t)(reinterpret_cast<uintptr_t>(pc) - 1 - p.bias));
     FILE *f = popen(command, "r");
     if (f) {
         char line[4096] = "";
-        if (fgets(line, sizeof line, f)) {
+        /* From the innermost inlined function outwards: the first that a .cu file wrote. */
+        while (fgets(line, sizeof line, f)) {
             line[strcspn(line, " \n")] = '\0';
             const char *slash = strrchr(line, '/');
-            if (line[0] != '?') text = slash ? slash + 1 : line;
+            if (line[0] != '?' && (text.empty() || strstr(line, ".cu:"))) text = slash ? slash + 1 : line;
+            if (strstr(line, ".cu:")) break;
         }
+        while (fgets(line, sizeof line, f)) {} /* else addr2line complains of a closed pipe */
         pclose(f);
     }
     return (p.lines[pc] = text).c_str();

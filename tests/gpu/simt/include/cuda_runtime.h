@@ -52,8 +52,8 @@ inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*k
     closure *c = new closure(kernel, std::forward<Args>(args)...);
     c->config = *config;
     c->function = reinterpret_cast<const void *>(kernel);
-    c->arguments = &c->values;
-    c->argument_bytes = sizeof c->values;
+    c->arguments = c;
+    c->argument_bytes = sizeof *c;
     c->call = [](const simt_launch *l) {
         const closure *self = static_cast<const closure *>(l);
         std::apply(self->kernel, self->values);

@@ -29,7 +29,7 @@ enum simt_warp_kind {
 /* Meets the lanes of `mask`; gives what the lane that `arg` leads to has brought as `value`. */
 uint64_t simt_warp(enum simt_warp_kind kind, unsigned mask, uint64_t value, int arg, int width);
 
-/* Checked, counted; the memory model's relaxed atomic. `op` gives the new value from the old one. */
+/* Before an atomic access. */
 void simt_atomic_check(const void *p, size_t bytes);
 
 void *simt_memcpy(void *dst, const void *src, size_t bytes);
@@ -85,14 +85,19 @@ inline unsigned __ballot_sync(unsigned mask, int predicate)
 inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) == mask; }
 
-/* One thread runs at a time and none is switched inside these, so plain arithmetic is atomic. */
+/* One thread runs at a time and none is switched after the check, so plain arithmetic is atomic. The compiler's
+ * own check of the access is left out. */
 #define SIMT_ATOMIC(type, name, expression)                                                        \
-    __attribute__((no_sanitize("thread"))) inline type name(type *p, type v)                       \
+    __attribute__((no_sanitize("thread"), noinline)) inline type simt_##name(type *p, type v)      \
     {                                                                                              \
-        simt_atomic_check(p, sizeof *p);                                                           \
         type old = *p;                                                                             \
         *p = (expression);                                                                         \
         return old;                                                                                \
+    }                                                                                              \
+    __attribute__((always_inline)) inline type name(type *p, type v)                               \
+    {                                                                                              \
+        simt_atomic_check(p, sizeof *p);                                                           \
+        return simt_##name(p, v);                                                                  \
     }
 #define SIMT_ATOMIC_INTEGERS(name, expression)                                                     \
     SIMT_ATOMIC(int, name, expression)                                                             \
