@@ -46,8 +46,8 @@ KERN_DEVICE back_tile back_open(const struct ops_attention &a, uint64_t seq, uin
 {
     const uint64_t row = seq * a.seq + t0, at = seq * a.seq + key;
     const uint64_t kv = head / (a.heads / a.kv_heads) * a.head_dim;
-    const unsigned nq = (unsigned)(a.seq - t0 < ATT_TILE ? a.seq - t0 : ATT_TILE);
-    const unsigned nk = (unsigned)(a.seq - key < ATT_TILE ? a.seq - key : ATT_TILE);
+    const unsigned nq = (unsigned)kern_least(a.seq - t0, ATT_TILE);
+    const unsigned nk = (unsigned)kern_least(a.seq - key, ATT_TILE);
     back_tile b;
     b.t0 = t0, b.key = key, b.heads = a.heads;
     b.q = att_rows{ row * a.q_stride + head * a.head_dim, a.q_stride, nq };
@@ -97,7 +97,7 @@ static __global__ void __launch_bounds__(KERN_BLOCK)
     for (uint64_t u = blockIdx.x; u < tiles * per; u += gridDim.x) {
         const uint64_t t0 = (tiles - 1 - u / per) * ATT_TILE, which = u % per;
         const uint64_t seq = which / a.heads, head = which % a.heads, row = seq * a.seq + t0;
-        const unsigned nq = (unsigned)(a.seq - t0 < ATT_TILE ? a.seq - t0 : ATT_TILE);
+        const unsigned nq = (unsigned)kern_least(a.seq - t0, ATT_TILE);
         const int32_t low = att_first_keys(a.first_key + row, nq, first);
         float dq[pieces][4][4] = { { { 0 } } };
         for (uint64_t key = (uint64_t)low / ATT_TILE * ATT_TILE; key < t0 + nq; key += ATT_TILE) {
@@ -190,7 +190,7 @@ static __global__ void __launch_bounds__(KERN_BLOCK)
                 back_add_keys<T, G, pieces>(a, b, dim0, first, stage, tile, dk, dv);
             }
         const uint64_t at = seq * a.seq + key, col = kv * a.head_dim;
-        const unsigned nk = (unsigned)(a.seq - key < ATT_TILE ? a.seq - key : ATT_TILE);
+        const unsigned nk = (unsigned)kern_least(a.seq - key, ATT_TILE);
         const att_rows k = { at * a.k_stride + col, a.k_stride, nk };
         const att_rows v = { at * a.v_stride + col, a.v_stride, nk };
         const float scale[4] = { a.scale, a.scale, a.scale, a.scale }, one[4] = { 1, 1, 1, 1 };

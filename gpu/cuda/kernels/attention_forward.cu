@@ -38,7 +38,7 @@ KERN_DEVICE void forward_tile(const struct ops_attention &a, uint64_t seq, uint6
 {
     const att_thread me = att_me();
     const uint64_t t0 = tile * ATT_TILE, row = seq * a.seq + t0, dims = a.head_dim;
-    const unsigned nq = (unsigned)(a.seq - t0 < ATT_TILE ? a.seq - t0 : ATT_TILE);
+    const unsigned nq = (unsigned)kern_least(a.seq - t0, ATT_TILE);
     const uint64_t kv = head / (a.heads / a.kv_heads) * dims, end = t0 + nq;
     const int32_t low = att_first_keys(a.first_key + row, nq, first);
     const att_rows q = { row * a.q_stride + head * dims, a.q_stride, nq };
@@ -46,7 +46,7 @@ KERN_DEVICE void forward_tile(const struct ops_attention &a, uint64_t seq, uint6
     KERN_UNROLL
     for (int i = 0; i < 4; i++) m[i] = -FLT_MAX;
     for (uint64_t key = (uint64_t)low / ATT_TILE * ATT_TILE; key < end; key += ATT_TILE) {
-        const unsigned nk = (unsigned)(end - key < ATT_TILE ? end - key : ATT_TILE);
+        const unsigned nk = (unsigned)kern_least(end - key, ATT_TILE);
         const uint64_t at = seq * a.seq + key;
         const att_rows k = { at * a.k_stride + kv, a.k_stride, nk };
         const att_rows v = { at * a.v_stride + kv, a.v_stride, nk };

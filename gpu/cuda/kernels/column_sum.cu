@@ -18,7 +18,7 @@ static __global__ void __launch_bounds__(KERN_BLOCK)
     for (uint64_t b = blockIdx.x; b < spans * parts; b += gridDim.x) {
         const uint64_t part = b / spans, first = (b - part * spans) * SPAN;
         const uint64_t col = first + lane * KERN_EIGHT;
-        const uint64_t end = (part + 1) * part_rows < a.rows ? (part + 1) * part_rows : a.rows;
+        const uint64_t end = kern_least((part + 1) * part_rows, a.rows);
         float sum[8] = { 0 };
         for (uint64_t r = part * part_rows + warp; r < end && col < a.cols; r += WARPS) {
             float v[8];

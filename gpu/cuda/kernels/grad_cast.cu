@@ -47,7 +47,7 @@ static __global__ void __launch_bounds__(KERN_BLOCK)
     __shared__ cast_piece warps[CAST_WARPS];
     const uint64_t count = (n + piece - 1) / piece;
     for (uint64_t b = blockIdx.x; b < count; b += gridDim.x) {
-        const uint64_t end = (b + 1) * piece < n ? (b + 1) * piece : n;
+        const uint64_t end = kern_least((b + 1) * piece, n);
         cast_piece p = { 0, 0 };
         for (uint64_t i = b * piece + threadIdx.x * KERN_EIGHT; i < end; i += CAST_STEP) {
             float v[8];

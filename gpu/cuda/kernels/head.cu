@@ -126,7 +126,7 @@ static __global__ void __launch_bounds__(KERN_BLOCK)
     __shared__ double piece[SUM_PIECE];
     double total = 0;
     for (uint64_t from = 0; from < n; from += SUM_PIECE) {
-        const unsigned len = (unsigned)(n - from < SUM_PIECE ? n - from : SUM_PIECE);
+        const unsigned len = (unsigned)kern_least(n - from, SUM_PIECE);
         for (unsigned i = threadIdx.x; i < len; i += KERN_BLOCK) piece[i] = values[from + i];
         __syncthreads();
         if (threadIdx.x == 0) {

@@ -20,7 +20,8 @@
 #include <cuda_fp16.h>
 #endif
 
-/* base/exec.h fills a struct from a part of its members, and functions are named like their structs, as in C. */
+/* base/exec.h fills a struct from a part of its members, and functions are named like their
+ * structs, as in C. */
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wshadow"
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
@@ -112,6 +113,8 @@ KERN_DEVICE void kern_round(float x, fp16 *out)
     const uint32_t nan = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
     out->bits = (uint16_t)(sign | (magnitude > 0x7f800000u ? nan : kern_fp16_magnitude(magnitude)));
 }
+
+KERN_DEVICE uint64_t kern_least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
 /* --- eight elements --- */
 

@@ -87,7 +87,7 @@ static __global__ void __launch_bounds__(KERN_BLOCK)
     __shared__ float room[S::rows > 1 ? KERN_BLOCK * KERN_EIGHT : 1];
     const uint64_t slot = threadIdx.x / S::lanes;
     for (uint64_t p = blockIdx.x; p < parts; p += gridDim.x) {
-        const uint64_t end = (p + 1) * part_rows < a.rows ? (p + 1) * part_rows : a.rows;
+        const uint64_t end = kern_least((p + 1) * part_rows, a.rows);
         float dw[S::held][8] = { { 0 } };
         for (uint64_t r = p * part_rows; r < end; r += S::rows)
             norm_backward_row<X, Y, D, S>(a, r + slot, r + slot < end, sums, dw);
@@ -113,7 +113,7 @@ static __global__ void __launch_bounds__(KERN_BLOCK)
     __shared__ float sums[KERN_BLOCK / KERN_WARP];
     const uint64_t at = threadIdx.x * KERN_EIGHT, step = KERN_BLOCK * KERN_EIGHT, cols = a.cols;
     for (uint64_t p = blockIdx.x; p < parts; p += gridDim.x) {
-        const uint64_t end = (p + 1) * part_rows < a.rows ? (p + 1) * part_rows : a.rows;
+        const uint64_t end = kern_least((p + 1) * part_rows, a.rows);
         for (uint64_t r = p * part_rows; r < end; r++) {
             const uint64_t xi = norm_row_at(a, r, a.x_stride);
             const X *x = (const X *)a.x + xi;

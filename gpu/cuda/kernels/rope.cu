@@ -88,10 +88,10 @@ static __global__ void __launch_bounds__(KERN_BLOCK) rope_kernel(struct ops_rope
     __shared__ float cs[ROPE_ANGLES + KERN_EIGHT], sn[ROPE_ANGLES + KERN_EIGHT];
     const uint64_t half = a.head_dim / 2, heads = a.heads + a.kv_heads;
     for (uint64_t t0 = (uint64_t)blockIdx.x * per; t0 < a.tokens; t0 += (uint64_t)gridDim.x * per) {
-        const uint64_t tokens = a.tokens - t0 < per ? a.tokens - t0 : per;
+        const uint64_t tokens = kern_least(a.tokens - t0, per);
         if (a.v) rope_values<V, T>(a, t0, t0 + tokens);
         for (uint64_t i0 = 0; i0 < half; i0 += ROPE_ANGLES) {
-            const uint64_t n = half - i0 < ROPE_ANGLES ? half - i0 : ROPE_ANGLES;
+            const uint64_t n = kern_least(half - i0, ROPE_ANGLES);
             const uint64_t groups = (n + KERN_EIGHT - 1) / KERN_EIGHT;
             __syncthreads();
             if (threadIdx.x < tokens * n)
