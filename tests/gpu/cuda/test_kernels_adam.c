@@ -90,7 +90,7 @@ static void device_step(const struct state *s, const struct state *want, const s
                               : s->layout == ADAM_FP16 ? OPS_FP16
                                                        : OPS_BF16;
     a.param = ct_in(s->param, pb, off, "param");
-    a.low_or_master = lb ? ct_in(s->low, lb, off, "low") : NULL;
+    a.low_or_master = lb ? ct_in(s->low, lb, s->layout == ADAM_FP16 ? 2 * off : off, "low") : NULL;
     a.exp_avg = ct_in(s->m, s->n * 4, 2 * off, "exp_avg"),
     a.exp_avg_sq = ct_in(s->v, s->n * 4, 2 * off, "exp_avg_sq");
     a.grad = ct_const(s->grad, gb, 0, "grad");
