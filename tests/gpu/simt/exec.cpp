@@ -159,24 +159,26 @@ void thread_loop(fiber *self)
 
 /* ------------------------------------------------------------------------------------------- blocks, launches */
 
-/* Nobody can run and not all have ended. */
+const char *const warp_names[] = { "__syncwarp", "__shfl_sync", "__shfl_up_sync", "__shfl_down_sync",
+                                   "__shfl_xor_sync", "__ballot_sync" };
+const char *warp_name(enum simt_warp_kind k) { return warp_names[k]; }
+
+/* Nobody can run and not all have ended: some wait in a warp operation for lanes that do not come. (Where all that
+ * have not ended wait at the barrier, the last one to come or to end has said so.) */
 void name_deadlock(void)
 {
-    uint32_t barrier = thread_count, warp = thread_count;
-    for (uint32_t t = thread_count; t-- > 0;) {
-        if (threads[t].state == AT_BARRIER) barrier = t;
-        if (threads[t].state == AT_WARP) warp = t;
-    }
+    uint32_t t = 0, lane = 0;
+    while (t < thread_count && threads[t].state != AT_WARP) t++;
+    const cuda_thread *warp = &threads[t & ~31u];
+    while (lane < 31 && (!(threads[t].mask >> lane & 1) || warp[lane].state == AT_WARP)) lane++;
     char text[128];
-    exec_name_thread(simt_here.serial, warp, text, sizeof text);
-    if (barrier < thread_count)
-        exec_fail(SIMT_BARRIER, nullptr,
-                  "nobody can go on: %u of the block's %u threads wait at __syncthreads in %s:%d, and %s in a warp "
-                  "operation with mask 0x%08x", at_barrier, thread_count, barrier_file, barrier_line, text,
-                  threads[warp].mask);
+    exec_name_thread(simt_here.serial, t, text, sizeof text);
+    if (warp[lane].state == AT_BARRIER)
+        exec_fail(SIMT_WARP, threads[t].pc, "%s waits in %s with mask 0x%08x, and lane %u of it at __syncthreads in %s:%d", text,
+                  warp_name(threads[t].kind), threads[t].mask, lane, barrier_file, barrier_line);
     else
-        exec_fail(SIMT_WARP, threads[warp].pc, "nobody can go on: %s waits in a warp operation for lanes of mask 0x%08x that "
-                  "do not come", text, threads[warp].mask);
+        exec_fail(SIMT_WARP, threads[t].pc, "%s waits in %s with mask 0x%08x, and lane %u of it has ended", text,
+                  warp_name(threads[t].kind), threads[t].mask, lane);
 }
 
 uint3 unfold(uint64_t i, dim3 d)
@@ -280,6 +282,8 @@ extern "C" void simt_launch_free(struct simt_launch *l)
     if (l) l->destroy(l);
 }
 
+extern "C" void *simt_launch_stream(const struct simt_launch *l) { return l->config.stream; }
+
 extern "C" const char *simt_launch_name(const struct simt_launch *l) { return symbols_function(l->function); }
 
 /* ------------------------------------------------------------------------------------------- what kernels call */
@@ -309,10 +313,6 @@ extern "C" void simt_syncthreads(const char *file, int line)
 }
 
 namespace {
-
-const char *const warp_names[] = { "__syncwarp", "__shfl_sync", "__shfl_up_sync", "__shfl_down_sync",
-                                   "__shfl_xor_sync", "__ballot_sync" };
-const char *warp_name(enum simt_warp_kind k) { return warp_names[k]; }
 
 /* The lane whose value lane `i` gets (PTX ISA, shfl: the segment of `width` lanes bounds it). */
 int source_lane(const cuda_thread &t, int i)

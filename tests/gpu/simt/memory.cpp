@@ -264,10 +264,8 @@ extern "C" void *simt_alloc(size_t size, const char *name)
     }
     memset(block, GUARD, whole);
     memset(p, POISON, size);
-    /* Of no bytes: a pointer that nobody may follow. */
-    if (!simt_register(p, size ? size : 1, name, 0)) abort();
-    find(address(p))->allocated = size;
-    if (size == 0) find(address(p))->flags |= SIMT_READ_ONLY;
+    if (!shared_known) know_shared();
+    if (!range_add(address(p), size, name, 0, false)) abort(); /* of no bytes: a name for who follows it */
     return p;
 }
 
@@ -275,12 +273,13 @@ extern "C" void simt_free(void *base)
 {
     if (!base) return;
     char *p = static_cast<char *>(base), *block = p - GUARD_BYTES;
-    memory_range *r = find(address(p));
+    size_t after = index_after(address(p));
+    memory_range *r = after > 0 ? ranges[after - 1] : nullptr;
     if (!r || r->base != address(p)) {
         fprintf(stderr, "simt_free: %p is no memory of simt_alloc, or was freed\n", base);
         abort();
     }
-    size_t size = r->allocated, whole = (size + 2 * GUARD_BYTES + 255) & ~(size_t)255;
+    size_t size = r->size(), whole = (size + 2 * GUARD_BYTES + 255) & ~(size_t)255;
     for (size_t i = 0; i < whole; i++)
         if ((i < GUARD_BYTES || i >= GUARD_BYTES + size) && (unsigned char)block[i] != GUARD) {
             exec_fail(SIMT_BOUNDS, nullptr, "something that is no kernel has written %s '%s' (%zu bytes)",
