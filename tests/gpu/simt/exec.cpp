@@ -51,9 +51,10 @@ cuda_thread *current;
 const char *barrier_path, *barrier_file; /* the latter: its last component */
 int barrier_line;
 bool abandoned;                     /* a fault ended this launch */
-std::vector<block_start> block_starts; /* of this launch */
+std::vector<block_start> &block_starts = *new std::vector<block_start>(); /* of this launch */
 
-std::vector<fiber *> idle_fibers, all_fibers;
+std::vector<fiber *> &idle_fibers = *new std::vector<fiber *>();
+std::vector<fiber *> &all_fibers = *new std::vector<fiber *>();
 fiber *current_fiber;
 uint32_t serial_next = 1;
 uint64_t seed, random_state;

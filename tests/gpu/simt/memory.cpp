@@ -26,10 +26,11 @@ constexpr size_t FAR_BYTES = 4096;      /* further from a buffer than this is no
 struct gone { uintptr_t base, end; std::string name; };
 struct kept { char *block; size_t size; };
 
-std::vector<memory_range *> ranges;     /* by base */
-std::vector<memory_range *> touched;    /* shared arrays that the running block has used */
-std::deque<gone> gone_ranges;
-std::deque<kept> kept_blocks;           /* freed by simt_free, not yet given back */
+/* Never destroyed: tests may use them until the very end. */
+std::vector<memory_range *> &ranges = *new std::vector<memory_range *>();  /* by base */
+std::vector<memory_range *> &touched = *new std::vector<memory_range *>(); /* shared arrays used by the running block */
+std::deque<gone> &gone_ranges = *new std::deque<gone>();
+std::deque<kept> &kept_blocks = *new std::deque<kept>(); /* freed by simt_free, not yet given back */
 memory_range *recent[64];
 unsigned checks = SIMT_CHECK_ALL;
 bool shared_known;
