@@ -68,6 +68,9 @@ static bool issue_store(stk_engine *e, uint32_t node, bool put)
         s->buf = eng_slot(e, e->run.plan, n->src_slot, n->src_offset_bytes);
         s->version = n->state == CHUNK_GRAD ? e->begun : c->version;
         s->keep = n->spec;
+        s->summed = c->summed >> n->state & 1;
+        if (s->summed) s->sum = c->checksum[n->state];
+        c->summed &= (uint8_t)~(1u << n->state);
         if (n->state == CHUNK_GRAD) c->grad_version = e->begun;
         st = store_put(e->store, s, &err);
     } else {
@@ -124,7 +127,7 @@ static bool issue_act(stk_engine *e, uint32_t node)
     s->cls = in && !n->demand ? IO_PREFETCH : IO_DEMAND;
     s->buf = eng_slot(e, e->run.plan, in ? n->slot : n->src_slot, 0);
     s->version = e->begun;
-    s->keep = false;
+    s->keep = s->summed = false;
     s->done = act_done;
     s->owner = op;
     struct stk_error err = { 0 };
@@ -373,6 +376,32 @@ bool update_splits(const stk_engine *e, uint32_t chunk)
     return !e->spec || !e->spec->tried || plan_splits_when_tried(&e->pin, chunk);
 }
 
+/* Its part of the checksums of what goes to NVMe. */
+static void slice_sum(struct run_op *op, const struct plan_node *n, const struct update_slice *u)
+{
+    const stk_engine *e = op->e;
+    const struct stk_chunk *c = &e->layout->chunks[n->chunk];
+    uint32_t opt[CHUNK_OPT_ARRAYS_MAX], param = 2 * CHUNK_ALIGN_ELEMS;
+    const uint32_t n_opt =
+        chunk_opt_arrays(e->layout->dtype, e->layout->blocks[c->block].moments, opt);
+    const uint64_t from = u->begin / CHUNK_ALIGN_ELEMS, to = u->end / CHUNK_ALIGN_ELEMS;
+    for (enum chunk_state s = CHUNK_PARAM; s <= CHUNK_OPT; s++) {
+        if (c->home[s] != CHUNK_NVME) continue;
+        const uint8_t *base = s == CHUNK_PARAM ? u->param : u->opt;
+        const uint32_t *array = s == CHUNK_PARAM ? &param : opt;
+        const uint64_t bytes = chunk_bytes(e->layout, c, s);
+        uint64_t at = 0;
+        uint32_t parts = 0;
+        for (uint32_t k = 0; k < (s == CHUNK_PARAM ? 1 : n_opt); k++) {
+            const uint64_t offset = at + from * array[k];
+            parts ^= store_sum_part(base + offset, (to - from) * array[k], offset, bytes);
+            at += c->n_elems / CHUNK_ALIGN_ELEMS * array[k];
+        }
+        STK_ASSERT(at == bytes);
+        atomic_fetch_xor_explicit(&op->parts[s], parts, memory_order_relaxed);
+    }
+}
+
 /* `split`: UPDATE makes the new parameter in the block's second buffer, which becomes the first;
  * COMMIT makes the state, and the same parameter where the old one was. */
 static void update_slice_run(void *arg, uint32_t slice, uint32_t n_slices)
@@ -388,6 +417,7 @@ static void update_slice_run(void *arg, uint32_t slice, uint32_t n_slices)
         else u.param_out = e->second[n->chunk];
     }
     adam_pieces(e->layout, &e->layout->chunks[n->chunk], u.begin, u.end, u.coef, update_piece, &u);
+    if (plan_sums(&e->pin)) slice_sum(op, n, &u);
     uint64_t rest = e->second && e->second[n->chunk] && !splits ? e->pchunks[n->chunk].bytes[CHUNK_OPT] : 0;
     update_model_team(e, (n->bytes + rest) / n_slices);
 }
@@ -400,6 +430,13 @@ static void update_done(void *arg)
     struct stk_chunk *c = &e->layout->chunks[n->chunk];
     c->version = e->update_version;
     c->grad_at = NULL; /* its slot is another chunk's next */
+    c->summed = 0;
+    for (enum chunk_state s = CHUNK_PARAM; plan_sums(&e->pin) && s <= CHUNK_OPT; s++) {
+        if (c->home[s] != CHUNK_NVME) continue;
+        c->summed |= (uint8_t)(1u << s);
+        c->checksum[s] = store_sum(atomic_load_explicit(&op->parts[s], memory_order_relaxed),
+                                   chunk_bytes(e->layout, c, s));
+    }
     if (e->spec) spec_updated(e, n);
     if (n->kind == PLAN_UPDATE && update_splits(e, n->chunk)) {
         uint8_t *made = e->second[n->chunk];
@@ -432,8 +469,10 @@ static bool issue_update(stk_engine *e, uint32_t node)
     struct run_op *op = run_op_take(e, node_of(e, node)->resource, node);
     /* the simulation's time does not depend on it */
     uint32_t each = exec_kind_of(e->ex) == EXEC_THREADS ? ADAM_MEMBER_SLICES : 1;
-    if (op) update_job(op, each, update_slice_run, update_done);
-    return op != NULL;
+    if (!op) return false;
+    for (uint32_t s = 0; s < CHUNK_GRAD; s++) atomic_init(&op->parts[s], 0);
+    update_job(op, each, update_slice_run, update_done);
+    return true;
 }
 
 bool issue_passes(stk_engine *e, uint32_t node)

@@ -18,6 +18,10 @@
 #include <string.h>
 
 #define PAGE 4096ull
+/* As measured, and some: stacks, rings, what libraries keep for themselves; nodes, edges, extents of
+ * a chunk. */
+#define THREADS_BYTES (768ull << 10)
+#define TABLES_BYTES (8ull << 10)
 static uint64_t round_page(uint64_t x) { return (x + PAGE - 1) / PAGE * PAGE; }
 
 /* What a person calls each arena, and the option that makes it smaller. */
@@ -228,6 +232,8 @@ stk_status place_table(stk_engine *e, const struct eng_placement *pl, struct mem
     }
     STK_TRY(
         mem_note(m, MEM_HOST, "the product library's own buffers", "", e->caps.library_bytes, err));
+    STK_TRY(mem_note(m, MEM_HOST, "plans, tables and threads", "",
+                     THREADS_BYTES + e->layout->n_chunks * TABLES_BYTES, err));
     return mem_note(m, MEM_HOST, "program and libraries", "", e->baseline_bytes, err);
 }
 
@@ -434,6 +440,33 @@ static stk_status keep_in_memory(stk_engine *e, struct eng_placement *pl, struct
     return STK_OK;
 }
 
+/* All parameters in memory, where that leaves room for activations as they would like to lie and for the
+ * update's ring: they move three times a step (read and written by the update, read by backward), and
+ * without them on the drives no memory is a cache of parameters, which so often pays for the rest. Not
+ * where they would need undo records instead. */
+static stk_status keep_all_params(stk_engine *e, struct eng_placement *pl, struct needs *n,
+                                  const struct limits *lim, struct stk_error *err)
+{
+    struct eng_placement all = *pl;
+    struct needs had = *n;
+    if (pl->param != CHUNK_NVME || pl->update == PLAN_SPECULATE ||
+        !cache_take(e, &all, CHUNK_PARAM, UINT64_MAX))
+        return STK_OK;
+    STK_TRY(find_needs(e, &all, n, err));
+    memcpy(all.arena_bytes, n->least, sizeof n->least);
+    uint64_t ring = 8 * largest_update_slot(e), least = n->least[PLAN_ARENA_UPDATE];
+    if (ring > n->want[PLAN_ARENA_UPDATE]) ring = n->want[PLAN_ARENA_UPDATE];
+    all.arena_bytes[PLAN_ARENA_ACT] = n->want[PLAN_ARENA_ACT];
+    all.arena_bytes[PLAN_ARENA_UPDATE] = ring > least ? ring : least;
+    STK_TRY(place_sum(e, &all, err));
+    if (fits(&all, lim)) {
+        *pl = all;
+        return STK_OK;
+    }
+    *n = had;
+    return place_sum(e, pl, err);
+}
+
 /* What the budget leaves at last holds undo records: of the first chunks of backward, if not of all. */
 static stk_status keep_records(stk_engine *e, struct eng_placement *pl, const struct limits *lim,
                                struct stk_error *err)
@@ -506,6 +539,7 @@ static stk_status try_placement(stk_engine *e, struct eng_placement *pl, const s
         STK_TRY(place_sum(e, pl, err));
     }
     if (cache_allowed(e, pl)) {
+        STK_TRY(keep_all_params(e, pl, &n, lim, err));
         STK_TRY(grow(e, pl, &n, lim, err));
         STK_TRY(keep_in_memory(e, pl, &n, lim, err));
     }
@@ -639,6 +673,44 @@ static stk_status choose_acts(stk_engine *e, const struct eng_placement *homes, 
     return STK_OK;
 }
 
+/* Bytes over the drives per step, as the plan has them. False: there is no such plan. */
+static bool moves(stk_engine *e, const struct eng_placement *pl, uint64_t *bytes)
+{
+    struct plan_input in;
+    struct plan *p = NULL;
+    struct stk_error err = { 0 }, mine = e->err;
+    bool ok = place_input(e, pl, PLAN_TRAIN, &in) == STK_OK && plan_build(&in, &p, NULL, &err) == STK_OK;
+    if (ok) *bytes = plan_moved(p, PLAN_NVME_READ) + plan_moved(p, PLAN_NVME_WRITE);
+    plan_free(p);
+    e->err = mine;
+    return ok;
+}
+
+/* Is `b` better than `a`? By prediction where figures are known, else by what the drives move; by a
+ * fiftieth at least. */
+static bool better(stk_engine *e, const struct eng_placement *a, const struct eng_placement *b)
+{
+    double a_s = 0, b_s = 0;
+    uint64_t a_bytes = 0, b_bytes = 0;
+    if (predicted(e, a, &a_s) && predicted(e, b, &b_s)) return b_s < 0.98 * a_s;
+    return moves(e, a, &a_bytes) && moves(e, b, &b_bytes) && b_bytes < a_bytes / 50 * 49;
+}
+
+/* Gradients fit host memory, beside other state on NVMe. Where a budget was given their room may spare
+ * more: it holds as many bytes of parameters, which move more often. */
+static stk_status try_grads_away(stk_engine *e, bool late, const struct limits *lim,
+                                 struct eng_placement *pl)
+{
+    struct eng_placement homes = { .param = pl->param, .opt = pl->opt, .grad = CHUNK_NVME }, away = { 0 };
+    bool ok = false, any = false;
+    if (e->cfg.grads != STK_TIER_AUTO || pl->grad != CHUNK_HOST || !cache_allowed(e, pl) ||
+        e->cfg.own_order || !place_trains(e))
+        return STK_OK;
+    STK_TRY(choose_acts(e, &homes, late, lim, &away, &ok, &any));
+    if (ok && better(e, pl, &away)) *pl = away;
+    return STK_OK;
+}
+
 /* Sets of homes in their order, each with its best activations. *any: something was tried; *ok: and fits;
  * else *out is what was tried last. */
 static stk_status choose_homes(stk_engine *e, bool late, const struct limits *lim,
@@ -664,7 +736,7 @@ static stk_status choose_homes(stk_engine *e, bool late, const struct limits *li
         };
         STK_TRY(choose_acts(e, &homes, late, lim, out, ok, any));
     }
-    return STK_OK;
+    return *ok ? try_grads_away(e, late, lim, out) : STK_OK;
 }
 
 stk_status place_choose(stk_engine *e, uint64_t host_limit, uint64_t device_limit,

@@ -296,6 +296,14 @@ static inline uint64_t plan_act_bytes(const struct plan_input *in, uint32_t act)
     return place > 0 && !x->no_input ? x->in_bytes : 0;
 }
 
+/* Are the checksums of what an UPDATE makes for NVMe made by its slices, which have it in their caches? A
+ * pass of their own over the state reads all of it from memory again. Not where something else may still
+ * write to it on its way home. */
+static inline bool plan_sums(const struct plan_input *in)
+{
+    return in->update != PLAN_SPLIT && in->update != PLAN_SPECULATE;
+}
+
 /* `speculate`, a period whose step is tried: of what the plan splits only the first block of the order,
  * which the forward wants at once, is split; the other UPDATEs make everything and their COMMITs pass.
  * Their commits would take the time in which backward speculates, and what it does not speculate would

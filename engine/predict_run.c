@@ -356,6 +356,12 @@ static void put_store(struct predicted *r, uint32_t node, uint32_t stage)
     predict_io_put(r->w, drive_of(r, n), cls, write, &w);
 }
 
+/* Its checksum came from the update, which had it in a cache: no time of its own. */
+static bool summed(const struct predicted *r, const struct plan_node *n)
+{
+    return n->act == PLAN_NO && n->state != CHUNK_GRAD && plan_sums(r->in->input);
+}
+
 static void begin(struct predicted *r, uint32_t node)
 {
     const struct plan_node *n = &r->p->nodes[node];
@@ -363,7 +369,7 @@ static void begin(struct predicted *r, uint32_t node)
     r->begin_ns[node] = r->w->now_ns;
     switch ((enum plan_resource)n->resource) {
     case PLAN_NVME_READ: put_store(r, node, AT_READ); return;
-    case PLAN_NVME_WRITE: put_store(r, node, AT_CHECK_PUT); return;
+    case PLAN_NVME_WRITE: put_store(r, node, summed(r, n) ? AT_WRITE : AT_CHECK_PUT); return;
     case PLAN_COMPUTE: visit_work(r, n, &w); break;
     case PLAN_COPY_IN_LINK: copy_work(r, n, true, &w); break;
     case PLAN_COPY_OUT_LINK: copy_work(r, n, false, &w); break;

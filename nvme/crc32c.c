@@ -91,3 +91,48 @@ uint32_t crc32c(uint32_t crc, const void *buf, uint64_t size_bytes)
 }
 
 const char *crc32c_variant(void) { return choose()->name; }
+
+/* --- parts of a message ----------------------------------------------------------------------- */
+
+/* A register is a polynomial modulo P, reflected: bit 31 is x^0. Without start and final inversion the
+ * register of a message is the sum of its parts', each times x^8 for every byte behind it; the start is
+ * a part that all bytes are behind of. */
+
+enum { POWERS = 31 }; /* x^(2^31) is x again */
+
+/* x^(8 * 2^k) mod P */
+static const uint32_t power[POWERS] = {
+    0x00800000u, 0x00008000u, 0x82f63b78u, 0x6ea2d55cu, 0x18b8ea18u, 0x510ac59au, 0xb82be955u,
+    0xb8fdb1e7u, 0x88e56f72u, 0x74c360a4u, 0xe4172b16u, 0x0d65762au, 0x35d73a62u, 0x28461564u,
+    0xbf455269u, 0xe2ea32dcu, 0xfe7740e6u, 0xf946610bu, 0x3c204f8fu, 0x538586e3u, 0x59726915u,
+    0x734d5309u, 0xbc1ac763u, 0x7d0722ccu, 0xd289cabeu, 0xe94ca9bcu, 0x05b74f3fu, 0xa51e1f42u,
+    0x40000000u, 0x20000000u, 0x08000000u,
+};
+
+static uint32_t product(uint32_t a, uint32_t b)
+{
+    uint32_t sum = 0;
+    for (uint32_t bit = 1u << 31; bit; bit >>= 1) {
+        sum ^= a & bit ? b : 0;
+        b = b >> 1 ^ (b & 1 ? 0x82f63b78u : 0);
+    }
+    return sum;
+}
+
+static uint32_t move_past(uint32_t crc, uint64_t bytes)
+{
+    for (uint32_t k = 0; bytes; k++, bytes >>= 1)
+        if (bytes & 1) crc = product(power[k % POWERS], crc);
+    return crc;
+}
+
+uint32_t crc32c_part(const void *buf, uint64_t size_bytes, uint64_t behind_bytes)
+{
+    /* from a register of zero */
+    return move_past(~crc32c(UINT32_MAX, buf, size_bytes), behind_bytes);
+}
+
+uint32_t crc32c_whole(uint32_t parts, uint64_t size_bytes)
+{
+    return ~(parts ^ move_past(UINT32_MAX, size_bytes));
+}

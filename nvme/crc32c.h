@@ -8,6 +8,11 @@
 /* start with 0; may be chained */
 uint32_t crc32c(uint32_t crc, const void *buf, uint64_t size_bytes);
 const char *crc32c_variant(void);
+/* The checksum of a message made in parts, by any threads in any order: the xor of all parts, each with
+ * the number of bytes that follow it in the message; bytes that belong to no part count as zeros. Then the
+ * whole, once, of a message of so many bytes. crc32c_whole(crc32c_part(p, n, 0), n) is crc32c(0, p, n). */
+uint32_t crc32c_part(const void *buf, uint64_t size_bytes, uint64_t behind_bytes);
+uint32_t crc32c_whole(uint32_t parts, uint64_t size_bytes);
 /* The variants, for tests and bench: name NULL ends. */
 struct crc32c_kernel {
     const char *name;

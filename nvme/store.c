@@ -1,6 +1,7 @@
 /* nvme/store.c - extents: versions, checksums, and the way of a put and a get.
  *
  *   put   store_put -> checksum lane: CRC, zero the padding -> io's lane: write -> record -> done
+ *         (not by the checksum lane where the caller brings the payload's CRC)
  *   get   store_get -> read -> checksum lane: CRC against the record -> io's lane: done
  *
  * Owns the table of extents (io's lane only) and the puts that wait for a commit. Knows no folders
@@ -330,10 +331,22 @@ static stk_status check_op(const struct store *s, const struct store_op *op, str
 }
 
 /* The checksum on record covers payload, extent and version. */
-static uint32_t checksum(const struct store_op *op, uint64_t payload_bytes, uint64_t version)
+static uint32_t checksum(const struct store_op *op, uint32_t payload, uint64_t version)
 {
     uint64_t who[2] = { op->extent, version };
-    return crc32c(crc32c(0, op->buf, payload_bytes), who, sizeof who);
+    return crc32c(payload, who, sizeof who);
+}
+
+uint32_t store_sum_part(const void *part, uint64_t size_bytes, uint64_t offset_bytes,
+                        uint64_t payload_bytes)
+{
+    STK_ASSERT(offset_bytes <= payload_bytes && size_bytes <= payload_bytes - offset_bytes);
+    return crc32c_part(part, size_bytes, payload_bytes - offset_bytes - size_bytes);
+}
+
+uint32_t store_sum(uint32_t parts, uint64_t payload_bytes)
+{
+    return crc32c_whole(parts, payload_bytes);
 }
 
 /* "extent 17 (PATH at byte N)" */
@@ -397,14 +410,19 @@ static void put_written(struct io_req *req)
 
 static void put_submit(void *arg) { op_transfer(arg, IO_WRITE, put_written); }
 
-/* On a checksum lane. The padding is zeroed, so that what lies on disk is a function of the
- * payload. */
+/* The padding is zeroed, so that what lies on disk is a function of the payload. */
+static void put_sum(struct store_op *op, uint64_t payload_bytes, uint32_t payload)
+{
+    memset((uint8_t *)op->buf + payload_bytes, 0, store_round(payload_bytes) - payload_bytes);
+    op->crc = checksum(op, payload, op->version);
+}
+
+/* On a checksum lane. */
 static void put_checksum(void *arg)
 {
     struct store_op *op = arg;
     uint64_t n = op->store->extents[op->extent].payload_bytes;
-    memset((uint8_t *)op->buf + n, 0, store_round(n) - n);
-    op->crc = checksum(op, n, op->version);
+    put_sum(op, n, crc32c(0, op->buf, n));
     op_post(op, op->store->lane, put_submit);
 }
 
@@ -432,8 +450,12 @@ static void put_go(struct store *s, struct store_op *op, uint32_t slot)
     e->slots[slot].version = STORE_NONE; /* until it is complete, what lies there is nothing */
     if (e->newest == slot) e->newest = STORE_ROOM_MAX;
     if (e->before == slot) e->before = STORE_ROOM_MAX;
-    if (s->checksums) op_post(op, next_checksum_lane(s), put_checksum);
-    else op_transfer(op, IO_WRITE, put_written);
+    if (s->checksums && !op->summed) {
+        op_post(op, next_checksum_lane(s), put_checksum);
+        return;
+    }
+    if (s->checksums) put_sum(op, e->payload_bytes, op->sum);
+    op_transfer(op, IO_WRITE, put_written);
 }
 
 /* Where a table in doubt holds the slots, the drive failed then: that is what the caller hears. */
@@ -504,7 +526,7 @@ static void get_verify(void *arg)
 {
     struct store_op *op = arg;
     const struct store_extent *e = &op->store->extents[op->extent];
-    uint32_t found = checksum(op, e->payload_bytes, e->slots[op->slot].version);
+    uint32_t found = checksum(op, crc32c(0, op->buf, e->payload_bytes), e->slots[op->slot].version);
     if (found != op->crc) {
         char place[512];
         count_add(&op->store->verify_failures, 1);

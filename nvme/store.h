@@ -99,6 +99,9 @@ struct store_op {
     bool keep;              /* put: to a slot that is not the newest's, so that store_forget can take
                              * this version back. Needs room 2, with durable steps 3; where a commit
                              * in flight holds the slots the put waits for its end */
+    bool summed;            /* put: `sum` is the payload's checksum, made when it was written (store_sum_part):
+                             * the store reads it not once more */
+    uint32_t sum;
     void (*done)(struct store_op *op);
     void *owner;
     /* results */
@@ -196,6 +199,13 @@ void store_checksums(struct store *s, bool on);
 const char *store_describe(const struct store *s); /* "1 path, 12.3 GiB, room 1, crc32c sse4.2" */
 /* What was found and removed at open: one sentence each. */
 uint32_t store_notes(const struct store *s, const char *const **out);
+
+/* A payload's checksum from parts, while they lie in a cache: by who made them, any threads, any order.
+ * The xor of all parts, each with its place in the payload, is what store_sum takes; they must cover all
+ * of the payload once, and it must not change any more until the put is done. Pure. */
+uint32_t store_sum_part(const void *part, uint64_t size_bytes, uint64_t offset_bytes,
+                        uint64_t payload_bytes);
+uint32_t store_sum(uint32_t parts, uint64_t payload_bytes);
 
 /* Lane only. Never block. STK_OK: op->done will be called once. */
 stk_status store_put(struct store *s, struct store_op *op, struct stk_error *err);

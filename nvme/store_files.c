@@ -74,7 +74,7 @@ static bool is_own_file(const char *name)
 }
 
 /* What else lies there is not the store's: then the folder stays, too. */
-int store_folder_remove(const char *folder, struct io_sim_disk *disk)
+int store_folder_remove(const char *folder, struct io_sim_disk *disk, int *lock_fd)
 {
     char name[STORE_PATH_TEXT_MAX];
     for (uint32_t k = 0; disk && k < STORE_PATHS_MAX; k++) {
@@ -97,6 +97,13 @@ int store_folder_remove(const char *folder, struct io_sim_disk *disk)
     snprintf(name, sizeof name, "%s/" STORE_LOCK_NAME, folder);
     (void)remove(name);
     if (rmdir(folder) == 0) return 0;
+    /* A network file system keeps what is removed while it is open beside the rest (NFS: `.nfs...`), and
+     * open is the lock. Without it another run may remove the folder first: gone is gone. */
+    if (!first && (errno == ENOTEMPTY || errno == EEXIST || errno == EBUSY) && *lock_fd >= 0) {
+        sys_close(*lock_fd);
+        *lock_fd = -1;
+        if (rmdir(folder) == 0 || errno == ENOENT) return 0;
+    }
     if (first) errno = first;
     return -1;
 }
@@ -216,7 +223,7 @@ static void remove_if_dead(struct store *s, const char *path, const char *name)
                    "%s: a durable store of a run that has ended (step %llu) is kept (%s); resume "
                    "from it or discard it",
                    folder, (unsigned long long)step, who);
-    else if (store_folder_remove(folder, NULL) == 0)
+    else if (store_folder_remove(folder, NULL, &fd) == 0)
         store_note(s, "%s: removed, its run has ended (%s) and no durable step is there", folder,
                    who);
     else
@@ -483,7 +490,7 @@ stk_status store_files_add(struct store *s, struct stk_error *err)
 }
 
 /* Tables go first, everywhere: a set that lost a path would not be known for one that is complete.
- * The lock stays held until the folder is gone: nobody may find it dead meanwhile. */
+ * The lock stays held until the folder is gone, or empty but for it: nobody may find it dead meanwhile. */
 static stk_status remove_folders(struct store *s, struct stk_error *err)
 {
     char left[STK_ERROR_TEXT_MAX / 2] = "";
@@ -493,7 +500,7 @@ static stk_status remove_folders(struct store *s, struct stk_error *err)
         if (s->paths[k].made && s->paths[k].table && !s->sim_disk)
             (void)remove(s->paths[k].table);
     for (uint32_t k = 0; k < s->n_paths; k++)
-        if (s->paths[k].made && store_folder_remove(s->paths[k].folder, s->sim_disk) != 0) {
+        if (s->paths[k].made && store_folder_remove(s->paths[k].folder, s->sim_disk, &s->paths[k].lock_fd) != 0) {
             away = away && (errno == ENOENT || errno == ENOTDIR);
             if (n < sizeof left)
                 n += (size_t)snprintf(left + n, sizeof left - n, "%s%s (%s)", n ? ", " : "",

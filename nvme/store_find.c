@@ -459,7 +459,7 @@ stk_status store_found_discard(struct store_found *f, struct io_sim_disk *disk,
         (void)remove(name);
     }
     for (uint32_t k = 0; status == STK_OK && k < f->n_paths; k++)
-        if (run.folder[k] && store_folder_remove(run.folder[k], disk) != 0)
+        if (run.folder[k] && store_folder_remove(run.folder[k], disk, &fds[k]) != 0)
             stays = stk_error_set(err, STK_ERR_IO, errno,
                                   "%s: its store is removed, the folder stays: %s", run.folder[k],
                                   strerror(errno));

@@ -217,8 +217,9 @@ bool store_run_lock(const char *folder, int *out_fd, char text[STORE_LOCK_TEXT_M
 stk_status store_lock_make(struct store_path *p, int flags, struct stk_error *err);
 /* Writes this process into a lock's file. 0 or -1 + errno. */
 int store_lock_write(int fd);
-/* Removes the store's own files in a run's folder, then the folder. 0 or -1 + errno. */
-int store_folder_remove(const char *folder, struct io_sim_disk *disk);
+/* Removes the store's own files in a run's folder, then the folder. 0 or -1 + errno. `lock_fd` is the
+ * folder's lock, or -1; it is closed, and -1, where the folder stays because of it. */
+int store_folder_remove(const char *folder, struct io_sim_disk *disk, int *lock_fd);
 
 /* Files of a real or a simulated disk, outside of any io; application's thread. */
 bool store_file_size(struct io_sim_disk *disk, const char *name, uint64_t *out_bytes);

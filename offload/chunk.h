@@ -96,6 +96,9 @@ struct stk_chunk {
     uint64_t grad_version;  /* step that wrote GRAD */
     void *grad_at;          /* home of GRAD is NVMe, but it lies in the slot of the next update: where;
                              * else NULL */
+    uint8_t summed;         /* bit by state: its update made the checksum of what is now to be written
+                             * home (store_sum). From UPDATE to WRITE_BACK */
+    uint32_t checksum[CHUNK_GRAD];          /* of PARAM and OPT where `summed` says so */
     struct convert_sum sum; /* of this step's 16-bit gradient; valid from GRAD_CAST to NORM */
 };
 
@@ -117,6 +120,19 @@ struct stk_layout {
 static inline uint64_t chunk_moment_bytes(enum chunk_moments m, uint64_t n)
 {
     return m == CHUNK_MOMENTS_F32 ? 8 * n : m == CHUNK_MOMENTS_BF16 ? 4 * n : 2 * n + n / 64 * 8;
+}
+
+/* The arrays of CHUNK_OPT, one behind the other, as bytes of every 64 elements; returns how many. */
+enum { CHUNK_OPT_ARRAYS_MAX = 5 };
+static inline uint32_t chunk_opt_arrays(enum chunk_dtype dtype, enum chunk_moments m,
+                                        uint32_t *group_bytes)
+{
+    const uint32_t moment = m == CHUNK_MOMENTS_F32 ? 4 : m == CHUNK_MOMENTS_BF16 ? 2 : 1;
+    group_bytes[0] = (dtype == CHUNK_BF16 ? 2 : 4) * CHUNK_ALIGN_ELEMS;
+    group_bytes[1] = group_bytes[2] = moment * CHUNK_ALIGN_ELEMS;
+    if (m != CHUNK_MOMENTS_8BIT) return 3;
+    group_bytes[3] = group_bytes[4] = 4;
+    return 5;
 }
 
 static inline uint64_t chunk_bytes(const struct stk_layout *l, const struct stk_chunk *c,

@@ -247,6 +247,15 @@ static double median(const struct forecast *f, int figure)
     return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
 }
 
+double forecast_visits_alone_s(const struct forecast *f)
+{
+    const stk_prediction *p = &f->prediction;
+    if (!f->known || !p->costs_known || !f->machine.on_host) return 0;
+    for (uint32_t i = 0; i < p->n_resources; i++)
+        if (strcmp(p->resource[i].name, "compute") == 0) return p->resource[i].alone_s;
+    return 0;
+}
+
 void forecast_end(const struct forecast *f, const struct run_opts *o)
 {
     double v[FORECAST_FIGURES];

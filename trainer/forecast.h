@@ -33,6 +33,9 @@ void forecast_make(struct forecast *f, struct run *r);
 /* `all`: every resource. */
 void forecast_print(const struct forecast *f, const struct run_opts *o, bool all);
 void forecast_step(struct forecast *f, const stk_step_stats *s);
+/* Seconds that the visits of a step take on cores they share with nothing, as tried at the start; 0: not
+ * known, or the device has processors of its own. */
+double forecast_visits_alone_s(const struct forecast *f);
 void forecast_end(const struct forecast *f, const struct run_opts *o);
 /* The prediction as an object; NULL: no memory. */
 json_t *forecast_json(const struct forecast *f, const struct run_opts *o);

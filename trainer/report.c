@@ -146,6 +146,9 @@ void report_start(const struct train *t)
                " stays until its end\n",
                t->left.step);
     report_engine(t->r.e);
+    if (t->r.seal_s > 0 && !run_opts_given(o, "simulate")) /* of a simulation all lines repeat */
+        printf("start      %s of host memory, files and pools made ready in %.2f s\n",
+               mem_size_format(tier_bytes(t->r.e, "host"), size), t->r.seal_s);
     wear_start(t->r.e);
     wear_step_bytes(t->r.e, &read, &written);
     if (written > 0) {
@@ -240,6 +243,7 @@ static stk_status write_log(struct report *r, const struct train *t, const struc
 {
     json_t *j = json_step(t, s, drives);
     json_object_set_new(j, "elapsed_s", number(seconds(now_ns() - r->begin_ns)));
+    if (s->step == r->first_step) json_object_set_new(j, "start_s", number(t->r.seal_s));
     char *text = j ? json_dumps(j, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
     json_decref(j);
     if (!text) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a line of the log");
@@ -335,7 +339,7 @@ void report_end(struct report *r, const struct train *t)
            r->step_s > 0 ? 100 * r->exposed_s / r->step_s : 0,
            mem_size_format(mem_peak_bytes(), rss));
     forecast_end(&t->forecast, &t->o);
-    wear_end(&r->wear, t->r.e);
+    wear_end(&r->wear, t->r.e, forecast_visits_alone_s(&t->forecast));
     if (run_opts_given(&t->o, "simulate"))
         printf("trace      %016" PRIx64 "\n", stk_trace_hash(t->r.e));
 }

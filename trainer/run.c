@@ -9,6 +9,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 stk_status run_engine(const struct run *r, stk_status st, struct stk_error *err)
 {
@@ -85,8 +86,12 @@ stk_status run_open(struct run *r, const struct run_opts *o, bool eval, bool log
 
 stk_status run_seal(struct run *r, bool dry, struct stk_error *err)
 {
+    struct timespec begin, end;
+    clock_gettime(CLOCK_MONOTONIC, &begin);
     STK_TRY(run_engine(r, stk_seal(r->e, dry), err));
     if (dry) return STK_OK;
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    r->seal_s = (double)(end.tv_sec - begin.tv_sec) + (double)(end.tv_nsec - begin.tv_nsec) / 1e9;
     r->buf = stk_reserved(r->e, r->h_buf);
     r->ids = (int32_t *)(void *)((uint8_t *)r->buf + RUN_BUF_BYTES);
     r->targets = r->ids + micro_tokens(r);

@@ -24,6 +24,7 @@ struct run {
     struct io_sim_disk *sim_disk; /* --storage sim */
     struct io_sim_cfg sim;
     uint32_t h_buf;
+    double seal_s;                /* what making memory, files and pools ready took; 0: dry */
     void *buf;                                     /* RUN_BUF_BYTES, after run_seal */
     int32_t *ids, *targets, *position, *first_key; /* of one micro-batch */
 };

@@ -226,7 +226,7 @@ static void print_basis(const struct wear *v, const struct busiest_in *in, const
     printf(")");
 }
 
-static void print_busiest(const struct wear *v, const stk_engine *e)
+static void print_busiest(const struct wear *v, const stk_engine *e, double visits_alone_s)
 {
     const struct busiest_in in = { .step_s = v->step_s,       .compute_s = v->compute_s,
                                    .at_drive_s = v->drive_s,  .bytes = v->step_read + v->step_write,
@@ -244,6 +244,10 @@ static void print_busiest(const struct wear *v, const stk_engine *e)
            "NVMe %.1f %%",
            b.nvme ? "NVMe" : "compute", b.ratio, compute, 100 * b.nvme_s / v->step_s);
     print_basis(v, &in, &b);
+    if (visits_alone_s > 0)
+        printf("\n           compute is %.3f s a step as it ran, with the update, checksums and "
+               "transfers on its cores; visits alone, tried at the start, are %.3f s",
+               v->compute_s / (double)v->steps, visits_alone_s);
     printf("\nNVMe       at the drives %.1f %% of the time with NVMe work under way\n",
            v->busy_s > 0 && v->drive_s < v->busy_s ? 100 * v->drive_s / v->busy_s : 100);
     print_latency(v);
@@ -253,7 +257,7 @@ static void print_busiest(const struct wear *v, const stk_engine *e)
                v->short_transfers, v->retries);
 }
 
-void wear_end(struct wear *v, const stk_engine *e)
+void wear_end(struct wear *v, const stk_engine *e, double visits_alone_s)
 {
     double r, w;
     char a[32];
@@ -270,5 +274,5 @@ void wear_end(struct wear *v, const stk_engine *e)
                w / v->step_s * DAY_S / 1e12);
         print_life(&d, w / v->step_s * DAY_S);
     }
-    print_busiest(v, e);
+    print_busiest(v, e, visits_alone_s);
 }

@@ -28,7 +28,8 @@ void wear_begin(struct wear *v, const stk_engine *e);
 /* Adds a step; what moved on each folder since the last call: [{path, read, write}], the caller's. */
 json_t *wear_step(struct wear *v, const stk_engine *e, const stk_step_stats *s, double step_s);
 /* After the last update has been written: writes per step and day as measured, days that drives
- * last, which resource bound the steps. */
-void wear_end(struct wear *v, const stk_engine *e);
+ * last, which resource bound the steps. visits_alone_s: what a step's visits take where they share
+ * their cores with nothing; 0: not known, or they share none. */
+void wear_end(struct wear *v, const stk_engine *e, double visits_alone_s);
 
 #endif

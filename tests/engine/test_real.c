@@ -7,6 +7,7 @@
  * in a namespace of that child. The parent opens nothing. */
 #include "engine/engine.h"
 #include "tests/engine/durable_world.h"
+#include "tests/nvme/netfs.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -377,6 +378,28 @@ static void on_tmpfs(void)
 }
 
 TEST(real_nvm_22_tmpfs_is_noted_once) { IN_CHILD(on_tmpfs, "needs root"); }
+
+/* One line of warning, the same bits, and nothing is left. */
+static void on_network(void)
+{
+    const char *folder = world_dir("net");
+    if (geteuid() != 0 || unshare(CLONE_NEWNS) != 0 ||
+        mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0)
+        CHILD_SKIP("no mounts");
+    pid_t server = netfs_start(folder);
+    if (server < 0) CHILD_SKIP("no FUSE");
+    for (int k = 0; k < 2; k++) {
+        struct toy t;
+        RUN(&t, start(&t, folder, kinds[k]));
+        CHECK(noted(t.e, "O_DIRECT") == 1 && noted(t.e, "buffered") > 0);
+        ends_right(&t, 0);
+        stk_close(t.e);
+        CHECK(entries_in(folder) == 0);
+    }
+    CHECK(netfs_end(folder, server) == 0);
+}
+
+TEST(real_nvm_22_a_network_file_system_is_noted_once) { IN_CHILD(on_network, "needs root and FUSE"); }
 
 /* More than there is on a small one: refused with numbers before anything is made. */
 static void tmpfs_too_small(void)

@@ -1,8 +1,12 @@
 /* tests/gpu/test_product.c - products on AMX tiles (host_gemm) against fp64, and the same bits for any
  * number of threads; rows of odd numbers, columns that end inside a panel, an inner dimension of
- * several passes; nothing outside C is written. */
+ * several passes; nothing outside C is written. And the deal of their items over threads. */
 #include "tests/test.h"
+#include "base/rng.h"
+#include "gpu/host/kernels/deal.h"
 #include "tests/gpu/kern_test.h"
+
+#include <omp.h>
 
 TEST_MAIN()
 
@@ -15,8 +19,8 @@ static const struct product_case cases[] = {
 static struct host_gemm gemm_of(const struct product_case *p, const void *a, const void *b, void *c,
                                 enum ops_dtype ct, bool add)
 {
-    return (struct host_gemm){ p->m, p->n, p->k, p->k, p->n + p->gap, a, b, c, ct, add, NULL,
-                               OPS_F32 };
+    return (struct host_gemm){ p->m, p->n, p->k, p->k, p->n + p->gap, a, b, c, ct, add, false,
+                               NULL, OPS_F32 };
 }
 
 static void check_product(const struct product_case *p, enum ops_dtype ct, bool add)
@@ -68,6 +72,50 @@ TEST(product_amx_against_fp64)
         check_product(&cases[i], OPS_F32, false);
         check_product(&cases[i], OPS_F32, true);
         check_product(&cases[i], OPS_BF16, false);
+    }
+}
+
+/* C as the transpose of B^T A^T, A^T packed: the same chains of sums, so the same bits, and nothing
+ * else is written; with a base, by threads. */
+static void check_turned(const struct product_case *p, enum ops_dtype ct, bool add, bool based)
+{
+    struct host_ctx ctx = { .threads = 2, .isa = cpu_isa_best(), .bf16_products = true, .amx = true };
+    const uint64_t ld = p->n + p->gap, c_bytes = p->m * ld * ops_dtype_bytes(ct);
+    uint16_t *a = kt_random(OPS_BF16, p->m * p->k, 1), *b = kt_random(OPS_BF16, p->n * p->k, 1);
+    void *right = kt_alloc(host_layout_elems(HOST_GEMM_LAYOUT, p->k, p->n) * 2);
+    void *left = kt_alloc(host_layout_elems(HOST_GEMM_LAYOUT, p->k, p->m) * 2);
+    void *first = kt_random(ct, p->m * ld, 1), *x = kt_copy(first, c_bytes), *y = NULL;
+    float *base = kt_random(OPS_F32, p->m * ld, 1);
+    const struct host_pack pack_b = { p->k, p->n, p->k, OPS_BF16, OPS_BF16, true, HOST_GEMM_LAYOUT,
+                                      b, right },
+                           pack_a = { p->k, p->m, p->k, OPS_BF16, OPS_BF16, true, HOST_GEMM_LAYOUT,
+                                      a, left };
+    host_pack(&ctx, &pack_b);
+    host_pack(&ctx, &pack_a);
+    struct host_gemm g = gemm_of(p, a, right, x, ct, add);
+    if (based) g.base = base;
+    host_gemm(&ctx, &g);
+    g.m = p->n, g.n = p->m, g.a = b, g.b = left, g.turned = true;
+    for (ctx.threads = 1; ctx.threads <= 3; ctx.threads++) {
+        y = kt_copy(first, c_bytes);
+        g.c = y;
+        host_gemm(&ctx, &g);
+        CHECK(memcmp(x, y, c_bytes) == 0);
+        free(y);
+    }
+    free(a), free(b), free(left), free(right), free(first), free(x), free(base);
+}
+
+TEST(product_amx_turned_same_bits)
+{
+    if (!host_attention_amx_possible()) SKIP("no AMX on this processor");
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        kt_reseed(300 + i);
+        check_turned(&cases[i], OPS_F32, false, false);
+        check_turned(&cases[i], OPS_F32, true, false);
+        check_turned(&cases[i], OPS_F32, false, true);
+        check_turned(&cases[i], OPS_BF16, false, false);
+        check_turned(&cases[i], OPS_BF16, false, true);
     }
 }
 
@@ -147,4 +195,41 @@ TEST(product_amx_adds_to_zeros_as_it_writes)
     free(packed);
     free(x);
     free(y);
+}
+
+/* Each item once, whoever takes it; a thread's own ones first and in order. `idle` threads have lost
+ * their core: they take nothing. */
+static void deal_all(uint32_t threads, uint32_t idle, const uint64_t *items)
+{
+    static _Atomic uint32_t taken[8][2000];
+    static struct deal d;
+    uint32_t in_order = 1;
+    memset(taken, 0, sizeof taken);
+    deal_open(&d, threads);
+    for (uint32_t i = 0; i < d.n; i++) deal_set(&d, i, items[i]);
+#pragma omp parallel num_threads((int)threads) reduction(&& : in_order)
+    {
+        uint64_t self = (uint64_t)omp_get_thread_num(), share, item, next = 0;
+        while (self >= idle && deal_take(&d, self, &share, &item)) {
+            atomic_fetch_add(&taken[share][item], 1);
+            if (share != self) continue;
+            in_order = in_order && item == next;
+            next++;
+        }
+    }
+    CHECK(in_order);
+    for (uint32_t i = 0; i < d.n; i++)
+        for (uint64_t k = 0; k < 2000; k++) CHECK(atomic_load(&taken[i][k]) == (k < items[i]));
+}
+
+TEST(product_deal_gives_each_item_once)
+{
+    struct rng r;
+    rng_seed(&r, test_seed());
+    for (int round = 0; round < 60; round++) {
+        const uint32_t threads = (uint32_t)(rng_next(&r) % 8 + 1);
+        uint64_t items[8];
+        for (uint32_t i = 0; i < threads; i++) items[i] = rng_next(&r) % (round % 3 ? 2000 : 4);
+        deal_all(threads, round % 2 ? (uint32_t)(rng_next(&r) % threads) : 0, items);
+    }
 }

@@ -184,4 +184,46 @@ TEST(crc32c_chains)
     CHECK(strlen(crc32c_variant()) > 0);
 }
 
+/* Parts in any order, empty ones among them, and zeros that are nobody's part. */
+TEST(crc32c_of_parts)
+{
+    static uint8_t b[20000];
+    struct rng r;
+    rng_seed(&r, test_seed());
+    for (int round = 0; round < 200; round++) {
+        uint64_t n = rng_next(&r) % sizeof b + 1, cut[7] = { 0, 0, 0, 0, 0, 0, n };
+        for (uint64_t i = 0; i < n; i++) b[i] = (uint8_t)rng_next(&r);
+        for (int k = 1; k < 6; k++)
+            cut[k] = cut[k - 1] + rng_next(&r) % (n - cut[k - 1] + 1);
+        int zeros = round % 2 ? (int)(rng_next(&r) % 6) : 6;
+        uint32_t parts = 0;
+        for (int k = 0; k < 6; k++) {
+            int at = (k + round) % 6;
+            uint64_t len = cut[at + 1] - cut[at];
+            if (at == zeros) memset(b + cut[at], 0, len);
+            else parts ^= crc32c_part(b + cut[at], len, n - cut[at + 1]);
+        }
+        CHECK(crc32c_whole(parts, n) == crc32c(0, b, n));
+        b[rng_next(&r) % n] ^= (uint8_t)(1u << rng_next(&r) % 8);
+        CHECK(crc32c_whole(parts, n) != crc32c(0, b, n));
+    }
+    CHECK(crc32c_whole(0, 0) == 0);
+}
+
+/* Distances that no test has memory for: a part that far from the end is as far as two times half. */
+TEST(crc32c_of_far_parts)
+{
+    static const uint8_t word[] = "a part";
+    static uint8_t far[1 << 20];
+    uint32_t near = crc32c_part(word, sizeof word, 0);
+    for (uint64_t bytes = 1; bytes < sizeof far - sizeof word; bytes = bytes * 3 + 1) {
+        memcpy(far, word, sizeof word);
+        CHECK(crc32c_part(far, sizeof word + bytes, 0) == crc32c_part(word, sizeof word, bytes));
+        memset(far, 0, sizeof word);
+    }
+    /* x has the order 2^31 - 1, and 2^3 bits are a byte: so many bytes are none */
+    CHECK(crc32c_part(word, sizeof word, (1ull << 31) - 1) == near);
+    CHECK(crc32c_part(word, sizeof word, (1ull << 31) + 76) == crc32c_part(word, sizeof word, 77));
+}
+
 TEST_MAIN()

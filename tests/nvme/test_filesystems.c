@@ -1,11 +1,15 @@
 /* tests/nvme/test_filesystems.c - the extent store on file systems that are not the usual one:
- * overlay, Btrfs, a compressed block device in memory; and what preallocation promises (NVM-40).
+ * overlay, Btrfs, a compressed block device in memory, one that refuses what network file systems
+ * refuse; and what preallocation promises (NVM-40).
  *
  * Mounts are made in a child, in a namespace of its own; what this machine has not is skipped with
  * the reason. */
 #include "tests/nvme/store_world.h"
+#include "nvme/measure.h"
 #include "nvme/store_impl.h"
+#include "tests/nvme/netfs.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <sched.h>
 #include <sys/mount.h>
@@ -119,6 +123,97 @@ TEST(fs_nvm_22_overlay)
     if (rc == 77) SKIP("no overlay mounts here");
     CHECK(rc == 0);
     CHECK((rc = in_child(overlay_on_disk)) == 0 || rc == 77);
+}
+
+static uint32_t entries_in(const char *folder)
+{
+    uint32_t n = 0;
+    DIR *d = opendir(folder);
+    for (struct dirent *e = d ? readdir(d) : NULL; e; e = readdir(d))
+        n += strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0;
+    if (d) closedir(d);
+    return n;
+}
+
+/* What is measured there is marked, and nothing is left. */
+static bool measured(const char *folder)
+{
+    struct measure *m;
+    struct measure_result r;
+    struct stk_error err = { 0 };
+    struct measure_cfg cfg = { .paths = { folder },
+                               .n_paths = 1,
+                               .file_bytes = 2 * MIB,
+                               .block_bytes = 64 << 10,
+                               .depth = 4,
+                               .seed = test_seed(),
+                               .run_ns = 10000000000u,
+                               .bytes_max = 4 * MIB,
+                               .verify = true };
+    bool ok = measure_open(&cfg, &m, &err) == STK_OK;
+    ok = ok && measure_run(m, &cfg, &r, &err) == STK_OK;
+    measure_close(m);
+    if (!ok) printf("# %s\n", err.text);
+    else printf("# measured: %s\n", r.backend);
+    return ok && !r.direct && strstr(r.backend, "page cache") && r.bytes > 0 && r.verify_failures == 0;
+}
+
+/* A run that ends without closing anything: its folder is there, locked by nobody. Or one that closes. */
+static int short_run(const char *folder, bool closes)
+{
+    struct world w = { .cfg = { .depth = 8 } };
+    struct stk_error err = { 0 };
+    struct store *s;
+    uint64_t bytes[1] = { 100000 };
+    struct store_cfg cfg = { .n_extents = 1, .extent_bytes = bytes };
+    snprintf(w.dir, sizeof w.dir, "%s", folder);
+    if (world_open(&w, IO_POSIX, EXEC_THREADS, test_seed(), &err) != STK_OK ||
+        store_world_open(&w, &cfg, &s, &err) != STK_OK)
+        return 1;
+    if (entries_in(folder) != 1) return 2; /* the dead one's is gone */
+    if (closes) store_close(s);
+    return entries_in(folder) == (closes ? 0 : 1) ? 0 : 3;
+}
+
+static bool short_runs(const char *folder)
+{
+    int st;
+    for (int closes = 0; closes < 2; closes++) {
+        pid_t pid = fork();
+        if (pid == 0) _exit(short_run(folder, closes));
+        if (waitpid(pid, &st, 0) != pid || !WIFEXITED(st) || WEXITSTATUS(st) != 0) return false;
+    }
+    return true;
+}
+
+static int network(void)
+{
+    static const char words[] = "no O_DIRECT on a swap path";
+    char dir[256], text[2048] = "";
+    if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
+        !world_dir(dir, sizeof dir))
+        return 77;
+    pid_t server = netfs_start(dir);
+    int rc = server < 0 ? 77 : short_runs(dir) ? 0 : 7;
+    if (rc == 0) rc = trips(dir, text, sizeof text);
+    const char *noted = strstr(text, words);
+    if (rc == 0 && (!noted || strstr(noted + 1, words) || !strstr(text, ", buffered"))) rc = 3;
+    if (rc == 0 && !measured(dir)) rc = 4;
+    if (rc == 0 && entries_in(dir) > 0) rc = 5;
+    if (server > 0 && netfs_end(dir, server) != 0 && rc == 0) rc = 6;
+    rmdir(dir);
+    fflush(stdout);
+    return rc;
+}
+
+/* NVM-22: one note, buffered transfers, and the folders of this run and of a dead one go although what
+ * is removed while it is open stays there for a while. */
+TEST(fs_nvm_22_a_network_file_system)
+{
+    int rc = in_child(network);
+    if (rc == 77) SKIP("no FUSE or no mounts here");
+    if (rc) printf("# %d\n", rc);
+    CHECK(rc == 0);
 }
 
 /* NVM-37: for real; a write-protected buffer on its way is io_nvm_37_... in test_io_faults.c. */

@@ -185,6 +185,38 @@ TEST(store_checksum_covers_extent_and_version)
     sys_munmap(buf, 8192);
 }
 
+/* A put whose checksum the caller brings, made in parts: as any other, and a wrong one is found. */
+TEST(store_sum_of_the_callers)
+{
+    FOR_COMBOS(c)
+    {
+        struct world w = { 0 };
+        struct stk_error err = { 0 };
+        struct store *s;
+        uint64_t bytes[1] = { 5000 };
+        struct store_cfg cfg = { .n_extents = 1, .extent_bytes = bytes };
+        CHECK_OK(world_open(&w, c->io, c->ex, test_seed(), &err), &err);
+        CHECK_OK(store_world_open(&w, &cfg, &s, &err), &err);
+        uint8_t *buf = sys_mmap(8192, false);
+        for (uint32_t wrong = 0; wrong < 2; wrong++) {
+            for (int i = 0; i < 8192; i++) buf[i] = (uint8_t)(i * 7 + i / 256);
+            uint32_t parts = store_sum_part(buf + 1000, 4000, 1000, 5000);
+            parts ^= store_sum_part(buf, 1000, 0, 5000);
+            struct store_op op = { .buf = buf, .version = 3 + wrong, .cls = IO_WRITE_BACK,
+                                   .summed = true, .sum = store_sum(parts, 5000) ^ wrong << 9 };
+            CHECK(ops_run(&w, s, &op, 1, true) == STK_OK && op.status == STK_OK);
+            for (int i = 5000; i < 8192; i++) CHECK(buf[i] == 0);
+            memset(buf, 0, 8192);
+            stk_status got = get_one(&w, s, 0, buf, 3 + wrong, &op);
+            CHECK(got == (wrong ? STK_ERR_CORRUPT : STK_OK));
+            for (int i = 0; i < 5000; i++) CHECK(buf[i] == (uint8_t)(i * 7 + i / 256));
+        }
+        store_close(s);
+        world_close(&w);
+        sys_munmap(buf, 8192);
+    }
+}
+
 /* The newest version survives a put of any other version, and a failed put leaves no version that
  * could be got; the padding that goes to disk is zero. */
 TEST(store_rooms_and_failed_puts)

@@ -55,6 +55,20 @@ def test_log_carries_what_the_interface_promises(p):
     assert lines[-1]["loss"] < lines[0]["loss"]
 
 
+def test_mem_23_the_start_is_timed(p):
+    """Memory, files and pools: what making them ready took is a line and a key of the log's first line; a dry run makes none."""
+    began = time.monotonic()
+    out, _ = p.train("timed", "--steps", "2", "--log", p.at("timed.jsonl"))
+    wall_s = time.monotonic() - began
+    lines = [x for x in out.splitlines() if x.startswith("start ")]
+    assert len(lines) == 1 and "of host memory, files and pools made ready in" in lines[0], out
+    first, second = log(p.at("timed.jsonl"))
+    assert 0 < first["start_s"] < wall_s and "start_s" not in second, (first, wall_s)
+    assert lines[0].endswith(" in %.2f s" % first["start_s"]), (lines[0], first["start_s"])
+    out, _ = p.train("timed-dry", "--steps", "2", "--dry-run")
+    assert not [x for x in out.splitlines() if x.startswith("start ")], out
+
+
 def test_mpx_11_learning_rate_follows_the_formula(p):
     reference(p)
     want = [0.5e-3, 1e-3] + [1e-3 * (1 + math.cos(math.pi * (u - 2) / 4)) / 2 for u in range(2, 6)]

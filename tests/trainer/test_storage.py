@@ -4,6 +4,7 @@ few descriptors, tmpfs, a disk that fills beside the run.  Each ends in the weig
 Cases NVM-02, NVM-04, NVM-05, NVM-17, NVM-22, NVM-26, NVM-29; the same through the engine: tests/engine/test_real.c."""
 
 import ctypes
+import json
 import os
 import resource
 import shutil
@@ -18,6 +19,7 @@ from test_cli_runs import wait_for_step
 
 SWAP = ["--params", "nvme", "--optimizer-state", "nvme", "--grads", "nvme"]
 STEPS = 6
+NETFS = os.environ.get("STK_NETFS", os.path.join(os.path.dirname(STOKER) or ".", "tests", "nvme", "netfs"))
 
 
 def folder(p, name):
@@ -208,6 +210,36 @@ def test_nvm_22_tmpfs_is_one_line_and_the_same_weights(p):
         out, _ = p.train("out22", "--steps", STEPS, "--nvme", disk, *SWAP)
         assert out.count("on tmpfs") == 1, out
         assert weights(p, "out22") == reference(p) and os.listdir(disk) == []
+
+
+class Netfs(Tmpfs):
+    """A mount of tests/nvme/netfs.h, seen through its server's own namespace."""
+
+    def __init__(self, p, name):
+        self.folder = folder(p, name)
+        try:
+            self.child = subprocess.Popen(["unshare", "-rm", NETFS, self.folder], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        except OSError:
+            skip("no unshare")
+        if self.child.stdout.readline() != b"ready\n":
+            self.child.wait()
+            skip("FUSE in a user namespace is not allowed here")
+        self.path = "/proc/%d/root%s" % (self.child.pid, os.path.realpath(self.folder))
+
+
+def test_nvm_22_a_network_file_system_is_one_line_and_the_same_weights(p):
+    """O_DIRECT is refused there, and what is removed while it is open stays until it is closed."""
+    with Netfs(p, "net22") as disk:
+        out, err = p.train("out22n", "--steps", STEPS, "--nvme", disk, *SWAP)
+        assert (out + err).count("no O_DIRECT on a swap path") == 1 and "buffered" in storage_line(out), (out, err)
+        assert weights(p, "out22n") == reference(p) and os.listdir(disk) == [], os.listdir(disk)
+        done = subprocess.run([STOKER, "bench", "nvme", disk, "--block", "1MiB", "--depth", "4", "--size", "64MiB", "--time", "1.2", "--no-fio",
+                               "--mode", "read", "--json", p.at("net22.json")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=120)
+        assert done.returncode == 0, done
+        results = json.loads(read(p.at("net22.json")))
+        assert results and not any(r["valid"] or r["direct"] for r in results), results
+        assert all("O_DIRECT" in r["why_invalid"] and "page cache" in r["why_invalid"] for r in results), results
+        assert os.listdir(disk) == []
 
 
 def test_nvm_02_a_disk_that_fills_beside_the_run(p):

@@ -404,7 +404,7 @@ void kern_attention_forward_amx(const struct host_ctx *c, const struct ops_atten
         work_open(&w, a, scratch + floats * (uint64_t)omp_get_thread_num(), false);
         w.shared = shared;
         amx_tiles_open(32);
-#pragma omp for schedule(static)
+#pragma omp for schedule(dynamic, kern_few(c, keys))
         for (uint64_t u = 0; u < keys; u++)
             forward_keys(&w, u / blocks / a->kv_heads, u / blocks % a->kv_heads, u % blocks * BK);
         /* The long blocks (late rows see more keys) first, so that threads end together. */

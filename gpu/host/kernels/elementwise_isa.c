@@ -75,7 +75,8 @@ void KERN_NAME(kern_rope)(const struct host_ctx *c, const struct ops_rope *a)
     const void *q = a->q_in ? a->q_in : a->q, *k = a->k_in ? a->k_in : a->k;
     const enum ops_dtype vt = ops_wide(at, a->in_wide);
 #pragma omp parallel for num_threads(                                                              \
-    kern_team(c, a->tokens *(a->heads + a->kv_heads) * a->head_dim)) schedule(static)
+    kern_team(c, a->tokens *(a->heads + a->kv_heads) * a->head_dim))                               \
+    schedule(dynamic, kern_few(c, a->tokens))
     for (uint64_t t = 0; t < a->tokens; t++) {
         for (uint64_t i = 0; a->v && i < a->v_cols; i += VL) {
             vec_fetch(vt, a->v_in, (t + 1) * a->v_stride + i);
@@ -109,7 +110,8 @@ void KERN_NAME(kern_rope)(const struct host_ctx *c, const struct ops_rope *a)
 void KERN_NAME(kern_swiglu_forward)(const struct host_ctx *c, const struct ops_swiglu *a)
 {
     const enum ops_dtype at = a->at, yt = ops_wide(at, a->y_wide);
-#pragma omp parallel for num_threads(kern_team(c, a->rows * a->cols)) schedule(static)
+#pragma omp parallel for num_threads(kern_team(c, a->rows * a->cols))                             \
+    schedule(dynamic, kern_few(c, a->rows))
     for (uint64_t r = 0; r < a->rows; r++)
         for (uint64_t i = 0; i < a->cols; i += VL) {
             uint64_t n = a->cols - i;
@@ -123,12 +125,13 @@ void KERN_NAME(kern_swiglu_forward)(const struct host_ctx *c, const struct ops_s
         }
 }
 
-/* s = sigmoid(g):  d_up = dy * g * s;  d_gate = dy * up * s * (1 + g (1 - s)). Both are read
- * before either is written. */
+/* s = sigmoid(g):  d_up = dy * g * s;  d_gate = dy * up * s * (1 + g (1 - s)). All are read before
+ * any is written. y is computed as the forward does it, not from s. */
 void KERN_NAME(kern_swiglu_backward)(const struct host_ctx *c, const struct ops_swiglu *a)
 {
     const enum ops_dtype at = a->at, yt = ops_wide(at, a->y_wide);
-#pragma omp parallel for num_threads(kern_team(c, a->rows * a->cols)) schedule(static)
+#pragma omp parallel for num_threads(kern_team(c, a->rows * a->cols))                             \
+    schedule(dynamic, kern_few(c, a->rows))
     for (uint64_t r = 0; r < a->rows; r++)
         for (uint64_t i = 0; i < a->cols; i += VL) {
             uint64_t n = a->cols - i, gi = r * a->g_stride + i, ui = r * a->u_stride + i;
@@ -137,12 +140,14 @@ void KERN_NAME(kern_swiglu_backward)(const struct host_ctx *c, const struct ops_
             vec_fetch(yt, a->dy, (r + 1) * a->y_stride + i);
             vec_f g = vec_get(at, a->gate, gi, n), u = vec_get(at, a->up, ui, n);
             vec_f dy = vec_get(yt, a->dy, r * a->y_stride + i, n), e = vec_exp(-g);
+            const vec_f y = g / (e + 1.0f) * u;
             /* e stays finite, so that 1 - s = e s is 1 at its end. */
             e = vec_select(e > 3.0e38f, vec_set(3.0e38f), e);
             vec_f s = 1.0f / (e + 1.0f), rest = e * s; /* 1 - s without cancellation */
             vec_f act = g * s;
             vec_put(at, a->dup, ui, n, dy * act);
             vec_put(at, a->dgate, gi, n, dy * u * (s * (g * rest + 1.0f)));
+            if (a->y) vec_put(yt, a->y, r * a->y_stride + i, n, y);
         }
 }
 
@@ -150,7 +155,8 @@ void KERN_NAME(kern_swiglu_backward)(const struct host_ctx *c, const struct ops_
 
 void KERN_NAME(kern_embed_forward)(const struct host_ctx *c, const struct ops_embed *a)
 {
-#pragma omp parallel for num_threads(kern_team(c, a->tokens * a->hidden)) schedule(static)
+#pragma omp parallel for num_threads(kern_team(c, a->tokens * a->hidden))                         \
+    schedule(dynamic, kern_few(c, a->tokens))
     for (uint64_t t = 0; t < a->tokens; t++) {
         uint64_t row = (uint64_t)a->ids[t] * a->hidden;
         for (uint64_t i = 0; i < a->hidden; i += VL)
@@ -183,7 +189,7 @@ void KERN_NAME(kern_embed_backward)(const struct host_ctx *c, const struct ops_e
 void KERN_NAME(kern_add)(const struct host_ctx *c, enum ops_dtype at, uint64_t n, const void *x,
                          const void *y, void *out)
 {
-#pragma omp parallel for num_threads(kern_team(c, n)) schedule(static)
+#pragma omp parallel for num_threads(kern_team(c, n)) schedule(dynamic, kern_few(c, n / CHUNK))
     for (uint64_t begin = 0; begin < n; begin += CHUNK) {
         uint64_t end = n - begin < CHUNK ? n : begin + CHUNK;
         for (uint64_t i = begin; i < end; i += VL)
@@ -194,7 +200,7 @@ void KERN_NAME(kern_add)(const struct host_ctx *c, enum ops_dtype at, uint64_t n
 void KERN_NAME(kern_acc_add)(const struct host_ctx *c, uint64_t n, float *acc, const void *src,
                              enum ops_dtype st)
 {
-#pragma omp parallel for num_threads(kern_team(c, n)) schedule(static)
+#pragma omp parallel for num_threads(kern_team(c, n)) schedule(dynamic, kern_few(c, n / CHUNK))
     for (uint64_t begin = 0; begin < n; begin += CHUNK) {
         uint64_t end = n - begin < CHUNK ? n : begin + CHUNK;
         for (uint64_t i = begin; i < end; i += VL)

@@ -91,6 +91,12 @@ static inline int kern_team(const struct host_ctx *c, uint64_t n)
 {
     return n < 16384 ? 1 : (int)c->threads;
 }
+/* Of n equal pieces of work, those that a thread takes at a time: in eighths of its share, because a
+ * thread that loses its core for a while would hold up the others with all of what is left of it. */
+static inline uint64_t kern_few(const struct host_ctx *c, uint64_t n)
+{
+    return n / (8 * (uint64_t)c->threads) + 1;
+}
 static inline uint64_t kern_round64(uint64_t x) { return (x + 63) & ~(uint64_t)63; }
 /* Start of the usable scratch: a cache line. Sizes have 64 bytes of room for it. */
 static inline float *kern_scratch(const struct ops_scratch *s)

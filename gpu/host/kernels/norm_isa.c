@@ -44,7 +44,8 @@ void KERN_NAME(kern_rmsnorm_forward)(const struct host_ctx *c, const struct ops_
     const enum ops_dtype xt = ops_wide(a->at, a->x_wide), yt = ops_wide(a->at, a->y_wide);
     const uint64_t cols = a->cols;
     const float eps = (float)a->eps;
-#pragma omp parallel for num_threads(kern_team(c, a->rows * a->cols)) schedule(static)
+#pragma omp parallel for num_threads(kern_team(c, a->rows * a->cols))                             \
+    schedule(dynamic, kern_few(c, a->rows))
     for (uint64_t r = 0; r < a->rows; r++) {
         uint64_t x = row_at(a, r, a->x_stride), y = row_at(a, r, a->y_stride);
         vec_f sum[PARTS] = { 0 };
@@ -98,7 +99,7 @@ void KERN_NAME(kern_rmsnorm_backward)(const struct host_ctx *c, const struct ops
     weight_load(a, w);
 #pragma omp parallel num_threads(kern_team(c, a->rows * a->cols))
     {
-#pragma omp for schedule(static)
+#pragma omp for schedule(dynamic, kern_few(c, parts))
         for (uint64_t p = 0; p < parts; p++) {
             float *part = a->dw ? dw + p * ld : NULL;
             if (part) memset(part, 0, ld * sizeof(float));

@@ -95,7 +95,7 @@ void KERN_NAME(kern_pack)(const struct host_ctx *c, const struct host_pack *a)
     const uint64_t kb = a->layout.k_block, nb = a->layout.n_block;
     const uint64_t rows = (a->k + kb - 1) / kb, cols = (a->n + nb - 1) / nb, blocks = rows * cols;
     const uint64_t block_bytes = kb * nb * ops_dtype_bytes(a->to);
-#pragma omp parallel for num_threads(kern_team(c, a->k * a->n)) schedule(static)
+#pragma omp parallel for num_threads(kern_team(c, a->k * a->n)) schedule(dynamic, kern_few(c, blocks))
     for (uint64_t b = 0; b < blocks; b++) {
         /* Along the rows of the source. */
         const uint64_t k = a->transposed ? b % rows : b / cols,
@@ -166,7 +166,8 @@ void KERN_NAME(kern_transpose)(const struct host_ctx *c, const struct host_trans
 {
     const uint64_t across = (a->rows + T_ROWS - 1) / T_ROWS,
                    blocks = across * ((a->cols + T_COLS - 1) / T_COLS);
-#pragma omp parallel for num_threads(kern_team(c, a->rows * a->cols)) schedule(static)
+#pragma omp parallel for num_threads(kern_team(c, a->rows * a->cols))                             \
+    schedule(dynamic, kern_few(c, blocks))
     for (uint64_t b = 0; b < blocks; b++) {
         uint64_t c0 = b / across * T_COLS, r0 = b % across * T_ROWS;
         if (a->to == OPS_F32) transpose_f32(a, r0, c0);

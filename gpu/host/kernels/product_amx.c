@@ -7,12 +7,19 @@
  * know: what is multiplied. Runs on a stream's lane with a team of c->threads; the tile registers are
  * configured at the start of a team and given back at its end.
  *
- * BLOCKING. A thread takes a range of rows or of columns of C. For a block of rows of A it walks
+ * BLOCKING. A thread begins with a range of rows or of columns of C, in items, and takes of the others'
+ * when it has done its own (deal.h): who loses its core for a while keeps nobody waiting longer than
+ * an item takes. For a block of rows of A it walks
  * panels of 32 columns of B, in pieces of K_PIECE rows (both together stay in the second cache; larger
  * and smaller pieces were tried), and over each piece all rows of the block, 32 at a time: four tiles
  * of C, two of A, two of B. Sums between two pieces wait in `part`. What comes next (of B, A and C) is
- * fetched ahead, and a finished square goes to C while the next one is computed. */
+ * fetched ahead, and a finished square goes to C while the next one is computed.
+ *
+ * TURNED. C may be stored as its transpose: then weights are A as they lie and what is multiplied by
+ * them is packed, which is less by far in a forward. Half a square is transposed on its way out. The
+ * chain of sums of an element is the same, so its bits are. */
 #include "gpu/host/kernels/amx.h"
+#include "gpu/host/kernels/deal.h"
 #include "gpu/host/kernels/kern.h"
 #include "gpu/host/kernels/vec.h"
 
@@ -25,15 +32,19 @@ enum {
     PASS_K = 1024,
     ROWS_MAX = 512,
     BLOCK_BYTES = 512 << 10,
+    ITEM_PRODUCTS = 1 << 25, /* of an item: some 70 us */
     PIECE_BYTES = K_STEP * SQUARE * 2 /* of B, a step */
 };
+
+enum { HALF = 16 };
 
 /* A finished square on its way to C. */
 struct square {
     float sum[SQUARE * SQUARE] __attribute__((aligned(64)));
+    float half[HALF * SQUARE] __attribute__((aligned(64))); /* turned: rows of C, a half at a time */
     void *c;
     const void *base;              /* of its first element; NULL: none */
-    uint64_t rows, cols;
+    uint64_t rows, cols;           /* as they lie in C */
     bool add;
 };
 
@@ -59,13 +70,18 @@ VEC_INLINE void base_add(const struct host_gemm *g, const struct square *s, uint
     *y = _mm512_add_ps(*y, base_get(g, s->base, r * g->ldc + 16, hi));
 }
 
-VEC_INLINE void row_out(const struct host_gemm *g, const struct square *s, uint64_t r)
+VEC_INLINE void row_out(const struct host_gemm *g, struct square *s, uint64_t r)
 {
+    if (g->turned && r % HALF == 0) {
+        vec_transpose_16(s->sum + r, SQUARE, s->half, SQUARE);
+        vec_transpose_16(s->sum + HALF * SQUARE + r, SQUARE, s->half + HALF, SQUARE);
+    }
+    const float *sum = g->turned ? s->half + r % HALF * SQUARE : s->sum + r * SQUARE;
     const __mmask16 lo = s->cols >= 16 ? 0xffff : (__mmask16)((1u << s->cols) - 1),
                     hi = s->cols >= 32   ? 0xffff
                          : s->cols <= 16 ? 0
                                          : (__mmask16)((1u << (s->cols - 16)) - 1);
-    __m512 x = _mm512_load_ps(s->sum + r * SQUARE), y = _mm512_load_ps(s->sum + r * SQUARE + 16);
+    __m512 x = _mm512_load_ps(sum), y = _mm512_load_ps(sum + 16);
     if (g->ct == OPS_BF16) {
         if (s->base) base_add(g, s, r, lo, hi, &x, &y);
         uint16_t *c = (uint16_t *)s->c + r * g->ldc;
@@ -98,7 +114,7 @@ struct step {
     const char *next_a, *next_b;   /* fetched: one and b_lines lines a step */
     uint64_t b_lines;
     char *c;                       /* fetched to be written; NULL: not yet */
-    uint64_t c_bytes, c_row_bytes; /* of a row of the square; from row to row */
+    uint64_t c_rows, c_bytes, c_row_bytes; /* of the square; of a row of it; from row to row */
     const char *base;              /* fetched likewise, to be read; NULL: none */
     uint64_t base_bytes, base_row_bytes;
 };
@@ -118,7 +134,7 @@ static __attribute__((noinline)) void step_run(struct walk *w, const struct step
     const char *a = s->a, *a2 = s->rows > 16 ? a + 16 * as : a, *b = s->b;
     char *c = s->c;
     const char *base = s->base;
-    uint64_t done = 0, c_rows = c ? s->rows : 0;
+    uint64_t done = 0, c_rows = c ? s->c_rows : 0;
     AMX_MEMORY_BARRIER();
     if (s->from) {
         _tile_loadd(0, s->from, SQUARE * 4);
@@ -175,7 +191,9 @@ static void piece_run(struct walk *w, uint64_t m0, uint64_t m1, uint64_t n0, uin
         struct square *sq = &w->square[w->now];
         float *part = w->part + (i - m0) * SQUARE;
         const uint64_t rows = m1 - i < SQUARE ? m1 - i : SQUARE;
-        const uint64_t c_elem = i * g->ldc + n0, elem = ops_dtype_bytes(g->ct);
+        const uint64_t cols = g->n - n0 < SQUARE ? g->n - n0 : SQUARE;
+        const uint64_t c_elem = g->turned ? n0 * g->ldc + i : i * g->ldc + n0,
+                       elem = ops_dtype_bytes(g->ct);
         const uint64_t base_elem = ops_dtype_bytes(g->base_t);
         const char *base = whole && g->base ? (const char *)g->base + c_elem * base_elem : NULL;
         struct step s = {
@@ -190,6 +208,7 @@ static void piece_run(struct walk *w, uint64_t m0, uint64_t m1, uint64_t n0, uin
             .next_b = next + n * each * (len / K_STEP) * 64,
             .b_lines = each,
             .c = last ? (char *)g->c + c_elem * elem : NULL,
+            .c_rows = g->turned ? cols : rows,
             .c_bytes = SQUARE * elem,
             .c_row_bytes = g->ldc * elem,
             .base = base,
@@ -202,33 +221,20 @@ static void piece_run(struct walk *w, uint64_t m0, uint64_t m1, uint64_t n0, uin
         if (!last) continue;
         sq->c = (char *)g->c + c_elem * elem;
         sq->base = base;
-        sq->rows = rows;
-        sq->cols = g->n - n0 < SQUARE ? g->n - n0 : SQUARE;
+        sq->rows = g->turned ? cols : rows;
+        sq->cols = g->turned ? rows : cols;
         sq->add = g->add || w->k0 > 0;
         w->now ^= 1;
     }
 }
 
-/* Rows m0..m1 by columns n0..n1, over one pass of k. */
-static void pass_run(struct walk *w, uint64_t m0, uint64_t m1, uint64_t n0, uint64_t n1)
-{
-    const struct host_gemm *g = w->g;
-    uint64_t most = (uint64_t)BLOCK_BYTES / 2 / w->k / SQUARE * SQUARE;
-    if (most < 4 * SQUARE) most = 4 * SQUARE;
-    if (most > ROWS_MAX) most = ROWS_MAX;
-    const uint64_t blocks = (m1 - m0 + most - 1) / most;
-    const uint64_t each = ((m1 - m0 + blocks - 1) / blocks + SQUARE - 1) / SQUARE * SQUARE;
-    for (uint64_t m = m0; m < m1; m += each) {
-        const uint64_t end = m + each < m1 ? m + each : m1;
-        for (uint64_t n = n0; n < n1; n += SQUARE)
-            for (uint64_t at = 0; at < w->k; at += K_PIECE) {
-                const uint64_t len = w->k - at < K_PIECE ? w->k - at : K_PIECE;
-                const char *next = (const char *)(g->a + end * g->lda + w->k0) +
-                                   (n - n0) / SQUARE % SQUARE * g->lda * 2;
-                piece_run(w, m, end, n, at, len, end < m1 ? next : (const char *)g->a, m1);
-            }
-    }
-}
+/* What a thread begins with: a range of rows or of columns of C, in items of a block of rows by a
+ * group of panels. All items of a block stand together, so that the block stays in the cache. */
+struct share {
+    uint64_t m0, m1, n0, n1;
+    uint64_t each, blocks;    /* rows of a block */
+    uint64_t columns, groups; /* of a group */
+};
 
 static uint64_t share_of(uint64_t total, uint64_t squares, uint64_t i, uint64_t n)
 {
@@ -236,28 +242,80 @@ static uint64_t share_of(uint64_t total, uint64_t squares, uint64_t i, uint64_t 
     return at < total ? at : total;
 }
 
-void kern_gemm_amx(const struct host_ctx *c, const struct host_gemm *g)
+/* Share i of n, for a pass over k. */
+static struct share share_get(const struct host_gemm *g, uint64_t k, uint64_t i, uint64_t n)
 {
     const uint64_t rows = (g->m + SQUARE - 1) / SQUARE, cols = (g->n + SQUARE - 1) / SQUARE;
-    const bool by_rows = rows >= cols || rows >= 8 * (uint64_t)c->threads;
-    const uint64_t pass = g->ct == OPS_F32 ? PASS_K : g->k;
-#pragma omp parallel num_threads((int)c->threads)
+    const bool by_rows = rows >= cols || rows >= 8 * n;
+    struct share s = { .m1 = g->m, .n1 = g->n };
+    if (by_rows) {
+        s.m0 = share_of(g->m, rows, i, n);
+        s.m1 = share_of(g->m, rows, i + 1, n);
+    } else {
+        s.n0 = share_of(g->n, cols, i, n);
+        s.n1 = share_of(g->n, cols, i + 1, n);
+    }
+    if (s.m0 == s.m1 || s.n0 == s.n1) return s;
+    uint64_t most = (uint64_t)BLOCK_BYTES / 2 / k / SQUARE * SQUARE;
+    if (most < 4 * SQUARE) most = 4 * SQUARE;
+    if (most > ROWS_MAX) most = ROWS_MAX;
+    const uint64_t blocks = (s.m1 - s.m0 + most - 1) / most;
+    s.each = ((s.m1 - s.m0 + blocks - 1) / blocks + SQUARE - 1) / SQUARE * SQUARE;
+    s.blocks = (s.m1 - s.m0 + s.each - 1) / s.each;
+    s.columns = ITEM_PRODUCTS / (s.each * k) / SQUARE * SQUARE;
+    if (s.columns < SQUARE) s.columns = SQUARE;
+    s.groups = (s.n1 - s.n0 + s.columns - 1) / s.columns;
+    return s;
+}
+
+/* Item `item` of a share, over one pass of k. */
+static void item_run(struct walk *w, const struct share *s, uint64_t item)
+{
+    const struct host_gemm *g = w->g;
+    const uint64_t m = s->m0 + item / s->groups * s->each,
+                   end = m + s->each < s->m1 ? m + s->each : s->m1;
+    const uint64_t first = s->n0 + item % s->groups * s->columns,
+                   last = first + s->columns < s->n1 ? first + s->columns : s->n1;
+    for (uint64_t n = first; n < last; n += SQUARE)
+        for (uint64_t at = 0; at < w->k; at += K_PIECE) {
+            const uint64_t len = w->k - at < K_PIECE ? w->k - at : K_PIECE;
+            const char *next = (const char *)(g->a + end * g->lda + w->k0) +
+                               (n - s->n0) / SQUARE % SQUARE * g->lda * 2;
+            piece_run(w, m, end, n, at, len, end < s->m1 ? next : (const char *)g->a, s->m1);
+        }
+}
+
+/* One pass over all of C. */
+static void pass_run(const struct host_gemm *g, uint32_t threads, uint64_t k0, uint64_t k)
+{
+    struct deal deal;
+    deal_open(&deal, threads);
+    for (uint32_t i = 0; i < deal.n; i++) {
+        const struct share s = share_get(g, k, i, deal.n);
+        deal_set(&deal, i, s.blocks * s.groups);
+    }
+#pragma omp parallel num_threads((int)threads)
     {
         struct walk w; /* large: what is read before it is written is set here */
-        const uint64_t i = (uint64_t)omp_get_thread_num(), n = (uint64_t)omp_get_num_threads();
-        const uint64_t m0 = by_rows ? share_of(g->m, rows, i, n) : 0,
-                       m1 = by_rows ? share_of(g->m, rows, i + 1, n) : g->m,
-                       n0 = by_rows ? 0 : share_of(g->n, cols, i, n),
-                       n1 = by_rows ? g->n : share_of(g->n, cols, i + 1, n);
+        uint64_t of, item;
         w.g = g;
         w.now = 0;
         w.square[0].rows = w.square[1].rows = 0;
+        w.k0 = k0;
+        w.k = k;
         amx_tiles_open(SQUARE);
-        for (w.k0 = 0; w.k0 < g->k && m0 < m1; w.k0 += w.k) {
-            w.k = g->k - w.k0 < pass ? g->k - w.k0 : pass;
-            pass_run(&w, m0, m1, n0, n1);
-            square_out(g, &w.square[w.now ^ 1]);
+        while (deal_take(&deal, (uint64_t)omp_get_thread_num(), &of, &item)) {
+            const struct share s = share_get(g, k, of, deal.n);
+            item_run(&w, &s, item);
         }
+        square_out(g, &w.square[w.now ^ 1]);
         _tile_release();
     }
+}
+
+void kern_gemm_amx(const struct host_ctx *c, const struct host_gemm *g)
+{
+    const uint64_t pass = g->ct == OPS_F32 ? PASS_K : g->k;
+    for (uint64_t k0 = 0; k0 < g->k; k0 += pass)
+        pass_run(g, c->threads, k0, g->k - k0 < pass ? g->k - k0 : pass);
 }

@@ -59,7 +59,7 @@ inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*k
         std::apply(self->kernel, self->values);
     };
     c->destroy = [](simt_launch *l) { delete static_cast<closure *>(l); };
-    return simt_submit(c);
+    return static_cast<cudaError_t>(simt_submit(c));
 }
 
 #endif
