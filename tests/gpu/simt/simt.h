@@ -60,7 +60,8 @@ void simt_reset_error(void);
 
 /* --- order and checks */
 void simt_seed(uint64_t seed);
-/* Which checks are made; all at start. Without any, kernels run several times faster. */
+/* Which checks are made; all at start. Without any, kernels run several times faster; what they write then counts as
+ * unwritten until simt_written. */
 enum { SIMT_CHECK_BOUNDS = 1, SIMT_CHECK_UNWRITTEN = 2, SIMT_CHECK_RACES = 4, SIMT_CHECK_ALL = 7 };
 void simt_checks(unsigned checks);
 
