@@ -19,8 +19,8 @@
  *
  * WHAT IS NOT FOUND. Races of launches on two streams (the stand-in of the runtime orders launches);
  * reads of unset registers and of a thread's own arrays; fences (__threadfence has no meaning here, and so is
- * not declared). With clang++ also: copies of whole objects (a float4), which it turns into calls of memcpy; g++ is
- * the one to trust.
+ * not declared). With clang++ also: a misaligned copy of a whole
+ * object (a float4).
  *
  * SEED. The order of blocks, and of the threads that could run, also between two accesses. Seed 0: blocks
  * and threads in ascending order.
