@@ -236,8 +236,10 @@ void memory_block_end(void)
 
 void memory_forget_order(void)
 {
-    for (memory_range *r : ranges)
+    for (memory_range *r : ranges) {
         for (auto &page : r->pages) page.reset();
+        r->block = 0;
+    }
 }
 
 /* ------------------------------------------------------------------------------------------- simt.h */
