@@ -92,7 +92,8 @@ struct dev_caps {
 
 stk_status dev_open(const struct dev_cfg *cfg, struct dev **out, struct stk_error *err);
 /* One line on what a device of this kind would be on this machine, for `stoker doctor`; an error: why it
- * cannot be used, and what to do. Keeps nothing. DEV_CUDA: takes as long as its driver needs to start. */
+ * cannot be used, and what to do. Opens no device. DEV_CUDA: takes as long as its driver needs to start,
+ * and leaves its context to the end of the process. */
 stk_status dev_describe(enum dev_kind kind, char *text, size_t text_bytes, struct stk_error *err);
 void dev_close(struct dev *d); /* streams must be closed; NULL allowed */
 void dev_caps_read(const struct dev *d, struct dev_caps *out);

@@ -288,7 +288,7 @@ bool cuda_registered(struct cuda_dev *h, const void *p, uint64_t size_bytes)
 
 void cuda_numerics_write(struct cuda_dev *h)
 {
-    const size_t v = h->lt.cublasLtGetVersion(); /* 130002: 13.0.2, and four digits in later ones */
+    const size_t v = h->lt.cublasLtGetVersion(); /* 130002: 13.0.2 */
     char hash[16] = "none";
     uint32_t bits = h->matmul ? cuda_matmul_hash(h) : 0;
     if (bits) snprintf(hash, sizeof hash, "%08x", bits);
