@@ -10,6 +10,11 @@
 #define CONVERT_ROW_SCALAR(operation, parameters) .operation = convert_##operation##__scalar,
 #define CONVERT_ROW_avx2 CONVERT_OPERATIONS(CONVERT_ROW_AVX2)
 #define CONVERT_ROW_scalar CONVERT_OPERATIONS(CONVERT_ROW_SCALAR)
+#define CONVERT_ROW_avx512                                                                       \
+    .grad_bf16 = convert_grad_bf16__avx512, .grad_fp16 = convert_grad_fp16__avx2,                \
+    .split = convert_split__avx2, .join = convert_join__avx2,                                    \
+    .bf16_to_f32 = convert_bf16_to_f32__avx2, .fp16_to_f32 = convert_fp16_to_f32__avx2,          \
+    .f32_to_bf16 = convert_f32_to_bf16__avx2, .f32_to_fp16 = convert_f32_to_fp16__avx2,
 #define CONVERT_KERNEL(suffix, isa_) { .name = #suffix, .isa = isa_, CONVERT_ROW_##suffix },
 const struct convert_kernel convert_kernels[] = {
 #include "base/convert_kernels.inc"

@@ -35,6 +35,9 @@ extern const struct convert_kernel convert_kernels[];
 #define CONVERT_SCALAR(operation, parameters) void convert_##operation##__scalar parameters;
 CONVERT_OPERATIONS(CONVERT_AVX2)
 CONVERT_OPERATIONS(CONVERT_SCALAR)
+/* AVX-512 has one of its own only. */
+void convert_grad_bf16__avx512(const float *acc, uint16_t *out, uint64_t n, float scale,
+                               struct convert_sum *sum);
 #undef CONVERT_AVX2
 #undef CONVERT_SCALAR
 

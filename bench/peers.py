@@ -142,7 +142,7 @@ class Runner:
         self.step_pairs("207M, 2 x 512, states in memory, against torch bf16", "torch_bf16", 1.5, seconds / 2, host)
 
     def step_nvme(self, seconds):
-        nvme = ["--params", "nvme", "--optimizer-state", "nvme", "--grads", "nvme"]
+        nvme = ["--params", "nvme", "--optimizer-state", "nvme", "--grads", "nvme", "--host-memory", "1.1GB"]
         for clip, floor in (("100", 3.0), ("1.0", 2.4)):
             self.step_pairs("207M, 2 x 512, all state on NVMe, clip %s, against DeepSpeed on NVMe" % clip, "ds_nvme", floor, seconds / 2, nvme, clip)
 

@@ -215,9 +215,9 @@ typedef struct stk_config {
                                    * is then only for optimizer state on NVMe */
     uint64_t moments_seed;        /* BF16: of the rounding */
     uint32_t activations_last[STK_ACT_N]; /* a mix, from the end of the order: the last so many blocks
-                                   * [KEEP] keep, so many before them [RECOMPUTE] are recomputed, then
-                                   * [HOST], then [NVME]; all others as `activations` says, which is
-                                   * then no policy that stands before one of these. Only positions
+                                   * [KEEP] keep, so many of those before them [RECOMPUTE], evenly, are
+                                   * recomputed, then [HOST], then [NVME]; all others as `activations`
+                                   * says, which is then no policy that stands before one of these. Only positions
                                    * count that leave a full set and are not fused. All 0: no mix */
     uint32_t split_blocks;        /* split, and speculate on a device with memory of its own: of so many
                                    * blocks, the first of the order, the parameters are made before the

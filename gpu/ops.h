@@ -160,13 +160,15 @@ stk_status ops_attention_backward(struct dev_stream *s, const struct ops_attenti
 
 /* --- SwiGLU (Shazeer 2020): y = silu(gate) * up
  * ------------------------------------------------------------------------------- gate, up, y and
- * gradients [rows, cols], row strides given (gate and up may be halves of one buffer). */
+ * gradients [rows, cols], row strides given (gate and up may be halves of one buffer). Backward
+ * writes y, too, where it is given: the forward's bits, so that a backward that wants it needs no
+ * forward of its own. */
 struct ops_swiglu {
     uint64_t rows, cols, g_stride, u_stride, y_stride;
     enum ops_dtype at;
     bool y_wide;       /* y, dy */
     const void *gate, *up;
-    void *y;
+    void *y;           /* backward: or NULL; may be dy itself */
     const void *dy;
     void *dgate, *dup; /* may be gate and up themselves */
 };

@@ -144,9 +144,8 @@ static void spans_swiglu(struct span_list *l, enum dev_cmd_kind kind, const stru
     uint64_t y = strided(a->rows, a->y_stride, a->cols, ops_wide(a->at, a->y_wide));
     span_dev(l, "gate", a->gate, g);
     span_dev(l, "up", a->up, u);
-    if (kind == DEV_CMD_SWIGLU_FORWARD) {
-        span_dev(l, "y", a->y, y);
-    } else {
+    if (kind == DEV_CMD_SWIGLU_FORWARD || a->y) span_dev(l, "y", a->y, y);
+    if (kind != DEV_CMD_SWIGLU_FORWARD) {
         span_dev(l, "dy", a->dy, y);
         span_dev(l, "dgate", a->dgate, g);
         span_dev(l, "dup", a->dup, u);

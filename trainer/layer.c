@@ -36,16 +36,16 @@
  * needs as operands (n1, n2, s; with q/k norms also q and k as attention saw them). A forward
  * visit writes them on its way. A backward that recomputes runs that same forward, so they are
  * there; one that kept runs only their operations again. The same operations on the same stored
- * values: the same bits.
+ * values: the same bits. s comes from the backward of SwiGLU in both cases.
  *
  * JOINED. Where q, k and v (without q/k norms) lie one behind the other in the block's vector, they
  * are one product of all their rows, and their outputs are columns of one buffer: the place of q, k,
  * v in the full set then is tokens x (q | k | v) columns. Gate and up likewise. Larger products run
  * nearer to the machine's rate, and dx of the three is one sum inside a product.
  *
- * LIFETIMES in the workspace: q and k as the rotary embedding reads them, later in their place s,
- * then d(s), d(attn), and the gradients of q and k before their norms; n2 and n1 until the
- * gradients of the weights they feed; d(n2), then in its place d(n1); d(q), d(k), d(v). */
+ * LIFETIMES in the workspace: q and k as the rotary embedding reads them, later in their place s (in
+ * backward d(s) before it), then d(attn), and the gradients of q and k before their norms; n2 and n1
+ * until the gradients of the weights they feed; d(n2), then in its place d(n1); d(q), d(k), d(v). */
 #include "trainer/model_impl.h"
 
 #include <math.h>
@@ -257,17 +257,27 @@ static stk_status residual_linear(const struct layer_run *r, enum model_role wei
     return ops_linear_forward(r->v->stream, &a, r->err);
 }
 
-/* dw += dy^T x, db += sum of dy, then dx = dy W (or dx += dy W). */
-static stk_status linear_backward(const struct layer_run *r, enum model_role weight,
-                                  enum model_role bias, struct wide_buf x, struct wide_buf dy,
-                                  struct wide_buf dx, bool add)
+/* dw += dy^T x, db += sum of dy */
+static stk_status linear_backward_weight(const struct layer_run *r, enum model_role weight,
+                                         enum model_role bias, struct wide_buf x,
+                                         struct wide_buf dy)
 {
     struct ops_linear a = linear_of(r, weight, bias);
     a.x = x.p;
     a.x_wide = x.wide;
     a.dy = dy.p;
     a.y_wide = dy.wide;
-    if (a.dw || a.dbias) STK_TRY(ops_linear_backward_weight(r->v->stream, &a, r->err));
+    return a.dw || a.dbias ? ops_linear_backward_weight(r->v->stream, &a, r->err) : STK_OK;
+}
+
+/* dx = dy W (or dx += dy W) */
+static stk_status linear_backward_data(const struct layer_run *r, enum model_role weight,
+                                       enum model_role bias, struct wide_buf dy,
+                                       struct wide_buf dx, bool add)
+{
+    struct ops_linear a = linear_of(r, weight, bias);
+    a.dy = dy.p;
+    a.y_wide = dy.wide;
     a.dx = dx.p;
     a.x_wide = dx.wide;
     a.add = add;
@@ -295,6 +305,14 @@ static struct ops_rmsnorm norm_of(const struct layer_run *r, enum model_role wei
         .overwrite = r->v->overwrite,
         .scratch = r->b.scratch,
     };
+}
+
+static stk_status linear_backward(const struct layer_run *r, enum model_role weight,
+                                  enum model_role bias, struct wide_buf x, struct wide_buf dy,
+                                  struct wide_buf dx, bool add)
+{
+    STK_TRY(linear_backward_weight(r, weight, bias, x, dy));
+    return linear_backward_data(r, weight, bias, dy, dx, add);
 }
 
 /* `heads` rows a token: 1 for the norms of the residual stream. */
@@ -449,13 +467,13 @@ static stk_status fill_sets(const struct layer_run *r)
     STK_TRY(attention_forward(r));
     STK_TRY(norm(r, ROLE_POST_NORM, 1, f32(b->h), b->rstd2, n2));
     STK_TRY(linear(r, ROLE_GATE, ROLE_GATE_BIAS, n2, act(b->gate)));
-    if (!r->mlp) STK_TRY(linear(r, ROLE_UP, ROLE_UP_BIAS, n2, act(b->up)));
-    return swiglu(r);
+    return r->mlp ? STK_OK : linear(r, ROLE_UP, ROLE_UP_BIAS, n2, act(b->up));
 }
 
 static stk_status layer_forward(const struct layer_run *r)
 {
     STK_TRY(fill_sets(r));
+    STK_TRY(swiglu(r));
     return residual_linear(r, ROLE_DOWN, ROLE_DOWN_BIAS, f32(r->b.h), work(r, r->b.s),
                            act(r->v->out));
 }
@@ -470,22 +488,22 @@ static stk_status remake(const struct layer_run *r)
         STK_TRY(norm_q_and_k(r));
         STK_TRY(rotate(r));
     }
-    STK_TRY(norm(r, ROLE_POST_NORM, 1, f32(b->h), b->rstd2, work(r, b->n2)));
-    return swiglu(r);
+    return norm(r, ROLE_POST_NORM, 1, f32(b->h), b->rstd2, work(r, b->n2));
 }
 
-/* flow: d(out) -> d(h). */
+/* flow: d(out) -> d(h). d(s) comes before s, which is made again in its place. */
 static stk_status mlp_backward(const struct layer_run *r)
 {
     const struct layer_bufs *b = &r->b;
     const struct wide_buf flow = f32(r->v->flow), s = work(r, b->s), n2 = work(r, b->n2),
                           d_n = f32(b->d_n);
-    STK_TRY(linear_backward(r, ROLE_DOWN, ROLE_DOWN_BIAS, s, flow, s, false));
+    STK_TRY(linear_backward_data(r, ROLE_DOWN, ROLE_DOWN_BIAS, flow, s, false));
     struct ops_swiglu a = swiglu_of(r);
-    a.dy = b->s;
+    a.dy = a.y = b->s;
     a.dgate = b->gate;
     a.dup = b->up;
     STK_TRY(ops_swiglu_backward(r->v->stream, &a, r->err));
+    STK_TRY(linear_backward_weight(r, ROLE_DOWN, ROLE_DOWN_BIAS, s, flow));
     STK_TRY(linear_backward(r, ROLE_GATE, ROLE_GATE_BIAS, n2, act(b->gate), d_n, false));
     if (!r->mlp) STK_TRY(linear_backward(r, ROLE_UP, ROLE_UP_BIAS, n2, act(b->up), d_n, true));
     return norm_backward(r, ROLE_POST_NORM, 1, f32(b->h), b->rstd2, d_n, flow, true);

@@ -22,8 +22,9 @@ struct head_run {
     bool train, with_dw, overwrite;
     enum ops_dtype prod;
     bool x_converted;
+    bool turned; /* logits: the weights as they lie by x, packed */
     uint64_t tile, slice;
-    /* products' operands: x, a slice of the weights, x as the right one, a slice of the gradient
+    /* products' operands: x, a slice of the weights (turned: x first), x as the right one, a slice of the gradient
      * transposed */
     void *x_buf, *w_buf, *x_right, *g_left;
     /* Slice after slice of the vocabulary, each [tokens of the tile, rows of the slice]: operands of
@@ -67,7 +68,10 @@ static void head_plan(struct host_job *j, struct head_run *r)
     r->slice = host_tile(a->vocab, a->hidden * prod_bytes, HEAD_SLICE_BYTES);
     struct host_right logits = head_right(r, r->slice, true), dx = head_right(r, r->slice, false),
                       x = { .k = r->tile, .n = a->hidden, .to = r->prod };
+    struct host_right turned = { .k = a->hidden, .n = r->tile, .to = r->prod };
     uint64_t room = host_right_room(&logits), other = host_right_room(&dx);
+    r->turned = r->prod == OPS_BF16 && host_gemm_fits(&j->h->ctx, a->hidden);
+    if (r->turned) room = host_right_room(&turned);
     r->x_buf = r->x_converted ? host_take(j, r->tile * a->hidden * prod_bytes) : NULL;
     r->w_buf = host_take(j, r->train && other > room ? other : room);
     r->logits = host_take(j, r->tile * a->vocab * 4);
@@ -84,6 +88,25 @@ static void head_plan(struct host_job *j, struct head_run *r)
 static uint64_t head_at(const struct head_run *r, uint64_t tokens, uint64_t t, uint64_t v0)
 {
     return v0 * tokens + t * min_u64(r->slice, r->a->vocab - v0);
+}
+
+/* The logits' transpose by our own product, stored as they are wanted. */
+static void head_logits_turned(struct host_job *j, struct head_run *r, const void *x, float *logits,
+                               uint64_t tokens)
+{
+    const struct ops_head *a = r->a;
+    const struct host_right right = { .k = a->hidden, .n = tokens, .ld = a->hidden,
+                                      .from = OPS_BF16, .to = OPS_BF16, .transposed = true,
+                                      .layout = HOST_GEMM_LAYOUT };
+    const void *b = host_right_make(j, &right, x, r->w_buf);
+    for (uint64_t v0 = 0; v0 < a->vocab; v0 += r->slice) {
+        const uint64_t rows = min_u64(r->slice, a->vocab - v0);
+        const struct host_product p = { .m = rows, .n = tokens, .k = a->hidden, .lda = a->hidden,
+                                        .ldc = rows, .src = OPS_BF16, .dst = OPS_F32, .packed = 1,
+                                        .own = 1, .turned = 1 };
+        host_job_product(j, &p, host_at(a->w, a->pt, v0 * a->hidden), b,
+                         j->dry ? NULL : logits + head_at(r, tokens, 0, v0));
+    }
 }
 
 static void head_logits(struct host_job *j, struct head_run *r, const void *x, float *logits,
@@ -269,7 +292,8 @@ static void head_run(struct host_job *j, const struct ops_head *a, bool train, b
             host_convert(j, x, a->at, a->hidden, r.x_buf, r.prod, a->hidden, tokens, a->hidden);
             x = r.x_buf;
         }
-        head_logits(j, &r, x, r.logits, tokens);
+        if (r.turned) head_logits_turned(j, &r, x, r.logits, tokens);
+        else head_logits(j, &r, x, r.logits, tokens);
         if (!train && a->logits) head_logits_out(j, &r, t0, tokens);
         head_rows(j, &r, r.logits, t0, tokens, &loss_sum);
         if (train) head_backward(j, &r, x, t0, tokens);

@@ -83,6 +83,7 @@ struct host_product {
     uint32_t packed;   /* 0 or 1: b is in the layout that host_matmul_layout says; ldb and tb are 0 */
     uint32_t add;      /* 0 or 1: c = c + A B (dst F32 only) */
     uint32_t own;      /* 0 or 1: by host_gemm, not by the library; packed in its layout */
+    uint32_t turned;   /* own only: 0 or 1: c is stored as its transpose */
     const void *base;  /* own only, no part of the shape: c = A B + base, as host_gemm says */
     uint32_t base_t;
 };

@@ -50,6 +50,7 @@ struct host_gemm {
     void *c;
     enum ops_dtype ct; /* f32 or bf16 */
     bool add;          /* C = C + A B (f32) */
+    bool turned;       /* C is stored as its transpose, n rows of m, ldc apart (base likewise) */
     const void *base;  /* C = A B + base (not with add): of base_t, f32 or bf16, rows ldc apart, other
                         * memory than C (or C itself in bf16); added to the whole sum, then rounded.
                         * NULL: none */

@@ -7,7 +7,8 @@
  *
  * Right operands (weights; x for the gradient of weights) are packed slice by slice in scratch
  * (operand.c), left ones whose type differs from the product's converted; weights are sliced along
- * the output so that every product sums its whole inner dimension. */
+ * the output so that every product sums its whole inner dimension. Where our own product takes a
+ * forward, its weights are the left operand as they lie, and x is the packed one. */
 #include "gpu/host/host_impl.h"
 
 #include "base/numeric.h"
@@ -56,7 +57,7 @@ static stk_status job_product_run(struct host_job *j, const struct host_product 
     if (p->own) {
         const struct host_gemm g = {
             .m = p->m, .n = p->n, .k = p->k, .lda = p->lda, .ldc = p->ldc,
-            .a = a, .b = b, .c = c, .ct = (enum ops_dtype)p->dst, .add = p->add,
+            .a = a, .b = b, .c = c, .ct = (enum ops_dtype)p->dst, .add = p->add, .turned = p->turned,
             .base = p->base, .base_t = (enum ops_dtype)p->base_t
         };
         host_gemm(&j->h->ctx, &g);
@@ -150,6 +151,7 @@ struct linear_run {
     bool staged; /* f32 product to scratch, then stored with bias, residual and rounding */
     bool added;  /* the product adds to an f32 result itself */
     bool based;  /* or adds the base on its way to the result */
+    bool turned; /* the product is of the weights as they lie and src packed */
     uint64_t n_tile, row_tile;
     void *src_buf, *w_buf;
     float *stage;
@@ -183,15 +185,41 @@ static struct host_right linear_right(const struct linear_run *l, uint64_t n)
                                 .transposed = l->w_transposed };
 }
 
+/* Weights W [n, k] in place, src^T packed: W src^T is the result's transpose. */
+static void linear_turned(struct host_job *j, const struct linear_run *l)
+{
+    const uint64_t tile = host_tile(l->rows, l->k * 2, LINEAR_SLICE_BYTES);
+    struct host_right right = { .k = l->k, .n = tile, .ld = l->k, .from = l->src_t,
+                                .to = OPS_BF16, .transposed = true, .layout = HOST_GEMM_LAYOUT };
+    void *buf = host_take(j, host_right_room(&right));
+    for (uint64_t r0 = 0; r0 < l->rows; r0 += tile) {
+        const uint64_t at = r0 * l->n;
+        right.n = min_u64(tile, l->rows - r0);
+        const struct host_product p = {
+            .m = l->n, .n = right.n, .k = l->k, .lda = l->k, .ldc = l->n,
+            .src = OPS_BF16, .dst = l->dst_t, .packed = 1, .add = l->added, .own = 1, .turned = 1,
+            .base = l->based ? host_at(l->base, l->base_t, at) : NULL, .base_t = l->base_t
+        };
+        const void *x = host_right_make(j, &right, host_at(l->src, l->src_t, r0 * l->k), buf);
+        host_job_product(j, &p, l->w, x, host_at_mut(l->dst, l->dst_t, at));
+    }
+}
+
+/* How the result is written. */
+static void linear_plan_way(struct host_job *j, struct linear_run *l)
+{
+    const bool own = l->prod == OPS_BF16 && host_gemm_fits(&j->h->ctx, l->k);
+    l->added = l->add && !l->with_bias && !l->other_base && l->dst_t == OPS_F32;
+    l->based = l->add && !l->added && !l->with_bias && own;
+    l->staged = !l->added && !l->based &&
+                (l->with_bias || l->add || (l->dst_t == OPS_BF16 && l->prod == OPS_F32));
+    l->turned = own && !l->staged && l->w_transposed;
+}
+
 static void linear_plan(struct host_job *j, struct linear_run *l)
 {
     uint64_t prod_bytes = ops_dtype_bytes(l->prod);
     l->src_converted = l->src_t != l->prod;
-    l->added = l->add && !l->with_bias && !l->other_base && l->dst_t == OPS_F32;
-    l->based = l->add && !l->added && !l->with_bias && l->prod == OPS_BF16 &&
-               host_gemm_fits(&j->h->ctx, l->k);
-    l->staged = !l->added && !l->based &&
-                (l->with_bias || l->add || (l->dst_t == OPS_BF16 && l->prod == OPS_F32));
     l->n_tile = host_tile(l->n, l->k * prod_bytes, LINEAR_SLICE_BYTES);
     l->row_tile = l->rows;
     if (l->src_converted) l->row_tile = host_tile(l->rows, l->k * prod_bytes, LINEAR_SLICE_BYTES);
@@ -257,6 +285,11 @@ static void linear_tile(struct host_job *j, const struct linear_run *l, struct h
 
 static void linear_run(struct host_job *j, struct linear_run *l)
 {
+    linear_plan_way(j, l);
+    if (l->turned) {
+        linear_turned(j, l);
+        return;
+    }
     linear_plan(j, l);
     for (uint64_t n0 = 0; n0 < l->n; n0 += l->n_tile) {
         uint64_t n = min_u64(l->n_tile, l->n - n0);

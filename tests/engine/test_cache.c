@@ -278,6 +278,65 @@ TEST(cache_is_off_for_durable_steps_and_says_so)
     stk_close(t.e);
 }
 
+/* Bytes over the drives per step, as planned; UINT64_MAX: it does not fit. */
+static uint64_t planned_bytes(const struct kept *k, uint64_t budget, struct toy *t)
+{
+    setting(t, k);
+    if (seal(t, budget, true) != STK_OK) return UINT64_MAX;
+    return plan_moved(t->e->plan_train, PLAN_NVME_READ) + plan_moved(t->e->plan_train, PLAN_NVME_WRITE);
+}
+
+/* Parameters that all fit need no cache of parameters: they come before any other use of the memory, and
+ * a larger budget never puts them back on the drives. */
+TEST(cache_keeps_all_parameters_as_soon_as_they_fit)
+{
+    const struct kept k = { STK_TIER_NVME, STK_TIER_NVME, STK_TIER_NVME, STK_DEVICE_HOST,
+                            STK_UPDATE_CHASE };
+    uint64_t host, nvme, before = UINT64_MAX;
+    uint32_t partly = 0, all = 0;
+    REQUIRE(sizes(&k, &host, &nvme));
+    for (uint32_t r = 0; r <= 40; r++) {
+        struct toy t;
+        uint64_t moved = planned_bytes(&k, host / 4 + host * r / 40, &t);
+        bool open = moved != UINT64_MAX,
+             whole = open && world_table(t.e, "nvme", "parameters (16-bit)") == 0,
+             state = open && world_table(t.e, "nvme", "optimizer state") > 0;
+        CHECK(!open || whole || all == 0);
+        CHECK(!whole || world_table(t.e, "host", "parameter cache") == 0);
+        CHECK(moved <= before);
+        before = moved;
+        all += whole && state;
+        partly += open && !whole;
+        stk_close(t.e);
+    }
+    printf("# parameters partly on NVMe %u times, all in memory while state is not %u times\n", partly, all);
+    CHECK(all > 0 && partly > 0);
+}
+
+/* Gradients left to the engine lie where a step moves the fewest bytes over the drives. */
+TEST(cache_gradients_go_where_fewer_bytes_move)
+{
+    const stk_tier tier[] = { STK_TIER_AUTO, STK_TIER_HOST, STK_TIER_NVME };
+    const struct kept size = { STK_TIER_NVME, STK_TIER_NVME, STK_TIER_NVME, STK_DEVICE_HOST,
+                               STK_UPDATE_CHASE };
+    uint64_t host, nvme;
+    REQUIRE(sizes(&size, &host, &nvme));
+    for (uint32_t r = 0; r <= 20; r++) {
+        uint64_t moved[3];
+        for (int i = 0; i < 3; i++) {
+            struct kept k = size;
+            struct toy t;
+            k.grads = tier[i];
+            moved[i] = planned_bytes(&k, host / 4 + host * r / 20, &t);
+            stk_close(t.e);
+        }
+        printf("# budget %u: auto %" PRIu64 ", host %" PRIu64 ", nvme %" PRIu64 "\n", r, moved[0],
+               moved[1], moved[2]);
+        uint64_t least = moved[1] < moved[2] ? moved[1] : moved[2];
+        CHECK(least == UINT64_MAX || moved[0] <= least + least / 40);
+    }
+}
+
 /* Bytes of the update's staging, planned. */
 static uint64_t staging(uint64_t buffer, bool durable, uint64_t budget)
 {

@@ -134,7 +134,12 @@ TEST(swiglu_same_bits)
                 host_swiglu_forward(&c, &q.a);
                 struct ops_swiglu a = q.a;
                 a.dgate = (void *)(uintptr_t)a.gate, a.dup = (void *)(uintptr_t)a.up;
+                a.y = (void *)(uintptr_t)a.dy; /* backward makes y again, here over dy */
                 host_swiglu_backward(&c, &a);
+                for (uint64_t r = 0; r < 131; r++)
+                    CHECK(memcmp((char *)p.a.y + r * p.a.y_stride * ops_dtype_bytes(ats[t]),
+                                 (char *)a.y + r * p.a.y_stride * ops_dtype_bytes(ats[t]),
+                                 257 * ops_dtype_bytes(ats[t])) == 0);
                 CHECK(memcmp(p.a.y, q.a.y, p.yn * ops_dtype_bytes(ats[t])) == 0);
                 for (uint64_t r = 0; r < 131; r++)
                     CHECK(memcmp((char *)p.a.dgate + r * p.a.g_stride * ops_dtype_bytes(ats[t]),

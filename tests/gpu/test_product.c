@@ -19,8 +19,8 @@ static const struct product_case cases[] = {
 static struct host_gemm gemm_of(const struct product_case *p, const void *a, const void *b, void *c,
                                 enum ops_dtype ct, bool add)
 {
-    return (struct host_gemm){ p->m, p->n, p->k, p->k, p->n + p->gap, a, b, c, ct, add, NULL,
-                               OPS_F32 };
+    return (struct host_gemm){ p->m, p->n, p->k, p->k, p->n + p->gap, a, b, c, ct, add, false,
+                               NULL, OPS_F32 };
 }
 
 static void check_product(const struct product_case *p, enum ops_dtype ct, bool add)
@@ -72,6 +72,50 @@ TEST(product_amx_against_fp64)
         check_product(&cases[i], OPS_F32, false);
         check_product(&cases[i], OPS_F32, true);
         check_product(&cases[i], OPS_BF16, false);
+    }
+}
+
+/* C as the transpose of B^T A^T, A^T packed: the same chains of sums, so the same bits, and nothing
+ * else is written; with a base, by threads. */
+static void check_turned(const struct product_case *p, enum ops_dtype ct, bool add, bool based)
+{
+    struct host_ctx ctx = { .threads = 2, .isa = cpu_isa_best(), .bf16_products = true, .amx = true };
+    const uint64_t ld = p->n + p->gap, c_bytes = p->m * ld * ops_dtype_bytes(ct);
+    uint16_t *a = kt_random(OPS_BF16, p->m * p->k, 1), *b = kt_random(OPS_BF16, p->n * p->k, 1);
+    void *right = kt_alloc(host_layout_elems(HOST_GEMM_LAYOUT, p->k, p->n) * 2);
+    void *left = kt_alloc(host_layout_elems(HOST_GEMM_LAYOUT, p->k, p->m) * 2);
+    void *first = kt_random(ct, p->m * ld, 1), *x = kt_copy(first, c_bytes), *y = NULL;
+    float *base = kt_random(OPS_F32, p->m * ld, 1);
+    const struct host_pack pack_b = { p->k, p->n, p->k, OPS_BF16, OPS_BF16, true, HOST_GEMM_LAYOUT,
+                                      b, right },
+                           pack_a = { p->k, p->m, p->k, OPS_BF16, OPS_BF16, true, HOST_GEMM_LAYOUT,
+                                      a, left };
+    host_pack(&ctx, &pack_b);
+    host_pack(&ctx, &pack_a);
+    struct host_gemm g = gemm_of(p, a, right, x, ct, add);
+    if (based) g.base = base;
+    host_gemm(&ctx, &g);
+    g.m = p->n, g.n = p->m, g.a = b, g.b = left, g.turned = true;
+    for (ctx.threads = 1; ctx.threads <= 3; ctx.threads++) {
+        y = kt_copy(first, c_bytes);
+        g.c = y;
+        host_gemm(&ctx, &g);
+        CHECK(memcmp(x, y, c_bytes) == 0);
+        free(y);
+    }
+    free(a), free(b), free(left), free(right), free(first), free(x), free(base);
+}
+
+TEST(product_amx_turned_same_bits)
+{
+    if (!host_attention_amx_possible()) SKIP("no AMX on this processor");
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        kt_reseed(300 + i);
+        check_turned(&cases[i], OPS_F32, false, false);
+        check_turned(&cases[i], OPS_F32, true, false);
+        check_turned(&cases[i], OPS_F32, false, true);
+        check_turned(&cases[i], OPS_BF16, false, false);
+        check_turned(&cases[i], OPS_BF16, false, true);
     }
 }
 

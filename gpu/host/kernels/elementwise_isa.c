@@ -125,8 +125,8 @@ void KERN_NAME(kern_swiglu_forward)(const struct host_ctx *c, const struct ops_s
         }
 }
 
-/* s = sigmoid(g):  d_up = dy * g * s;  d_gate = dy * up * s * (1 + g (1 - s)). Both are read
- * before either is written. */
+/* s = sigmoid(g):  d_up = dy * g * s;  d_gate = dy * up * s * (1 + g (1 - s)). All are read before
+ * any is written. y is computed as the forward does it, not from s. */
 void KERN_NAME(kern_swiglu_backward)(const struct host_ctx *c, const struct ops_swiglu *a)
 {
     const enum ops_dtype at = a->at, yt = ops_wide(at, a->y_wide);
@@ -140,12 +140,14 @@ void KERN_NAME(kern_swiglu_backward)(const struct host_ctx *c, const struct ops_
             vec_fetch(yt, a->dy, (r + 1) * a->y_stride + i);
             vec_f g = vec_get(at, a->gate, gi, n), u = vec_get(at, a->up, ui, n);
             vec_f dy = vec_get(yt, a->dy, r * a->y_stride + i, n), e = vec_exp(-g);
+            const vec_f y = g / (e + 1.0f) * u;
             /* e stays finite, so that 1 - s = e s is 1 at its end. */
             e = vec_select(e > 3.0e38f, vec_set(3.0e38f), e);
             vec_f s = 1.0f / (e + 1.0f), rest = e * s; /* 1 - s without cancellation */
             vec_f act = g * s;
             vec_put(at, a->dup, ui, n, dy * act);
             vec_put(at, a->dgate, gi, n, dy * u * (s * (g * rest + 1.0f)));
+            if (a->y) vec_put(yt, a->y, r * a->y_stride + i, n, y);
         }
 }
 

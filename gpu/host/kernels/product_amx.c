@@ -13,7 +13,11 @@
  * panels of 32 columns of B, in pieces of K_PIECE rows (both together stay in the second cache; larger
  * and smaller pieces were tried), and over each piece all rows of the block, 32 at a time: four tiles
  * of C, two of A, two of B. Sums between two pieces wait in `part`. What comes next (of B, A and C) is
- * fetched ahead, and a finished square goes to C while the next one is computed. */
+ * fetched ahead, and a finished square goes to C while the next one is computed.
+ *
+ * TURNED. C may be stored as its transpose: then weights are A as they lie and what is multiplied by
+ * them is packed, which is less by far in a forward. Half a square is transposed on its way out. The
+ * chain of sums of an element is the same, so its bits are. */
 #include "gpu/host/kernels/amx.h"
 #include "gpu/host/kernels/deal.h"
 #include "gpu/host/kernels/kern.h"
@@ -32,12 +36,15 @@ enum {
     PIECE_BYTES = K_STEP * SQUARE * 2 /* of B, a step */
 };
 
+enum { HALF = 16 };
+
 /* A finished square on its way to C. */
 struct square {
     float sum[SQUARE * SQUARE] __attribute__((aligned(64)));
+    float half[HALF * SQUARE] __attribute__((aligned(64))); /* turned: rows of C, a half at a time */
     void *c;
     const void *base;              /* of its first element; NULL: none */
-    uint64_t rows, cols;
+    uint64_t rows, cols;           /* as they lie in C */
     bool add;
 };
 
@@ -63,13 +70,18 @@ VEC_INLINE void base_add(const struct host_gemm *g, const struct square *s, uint
     *y = _mm512_add_ps(*y, base_get(g, s->base, r * g->ldc + 16, hi));
 }
 
-VEC_INLINE void row_out(const struct host_gemm *g, const struct square *s, uint64_t r)
+VEC_INLINE void row_out(const struct host_gemm *g, struct square *s, uint64_t r)
 {
+    if (g->turned && r % HALF == 0) {
+        vec_transpose_16(s->sum + r, SQUARE, s->half, SQUARE);
+        vec_transpose_16(s->sum + HALF * SQUARE + r, SQUARE, s->half + HALF, SQUARE);
+    }
+    const float *sum = g->turned ? s->half + r % HALF * SQUARE : s->sum + r * SQUARE;
     const __mmask16 lo = s->cols >= 16 ? 0xffff : (__mmask16)((1u << s->cols) - 1),
                     hi = s->cols >= 32   ? 0xffff
                          : s->cols <= 16 ? 0
                                          : (__mmask16)((1u << (s->cols - 16)) - 1);
-    __m512 x = _mm512_load_ps(s->sum + r * SQUARE), y = _mm512_load_ps(s->sum + r * SQUARE + 16);
+    __m512 x = _mm512_load_ps(sum), y = _mm512_load_ps(sum + 16);
     if (g->ct == OPS_BF16) {
         if (s->base) base_add(g, s, r, lo, hi, &x, &y);
         uint16_t *c = (uint16_t *)s->c + r * g->ldc;
@@ -102,7 +114,7 @@ struct step {
     const char *next_a, *next_b;   /* fetched: one and b_lines lines a step */
     uint64_t b_lines;
     char *c;                       /* fetched to be written; NULL: not yet */
-    uint64_t c_bytes, c_row_bytes; /* of a row of the square; from row to row */
+    uint64_t c_rows, c_bytes, c_row_bytes; /* of the square; of a row of it; from row to row */
     const char *base;              /* fetched likewise, to be read; NULL: none */
     uint64_t base_bytes, base_row_bytes;
 };
@@ -122,7 +134,7 @@ static __attribute__((noinline)) void step_run(struct walk *w, const struct step
     const char *a = s->a, *a2 = s->rows > 16 ? a + 16 * as : a, *b = s->b;
     char *c = s->c;
     const char *base = s->base;
-    uint64_t done = 0, c_rows = c ? s->rows : 0;
+    uint64_t done = 0, c_rows = c ? s->c_rows : 0;
     AMX_MEMORY_BARRIER();
     if (s->from) {
         _tile_loadd(0, s->from, SQUARE * 4);
@@ -179,7 +191,9 @@ static void piece_run(struct walk *w, uint64_t m0, uint64_t m1, uint64_t n0, uin
         struct square *sq = &w->square[w->now];
         float *part = w->part + (i - m0) * SQUARE;
         const uint64_t rows = m1 - i < SQUARE ? m1 - i : SQUARE;
-        const uint64_t c_elem = i * g->ldc + n0, elem = ops_dtype_bytes(g->ct);
+        const uint64_t cols = g->n - n0 < SQUARE ? g->n - n0 : SQUARE;
+        const uint64_t c_elem = g->turned ? n0 * g->ldc + i : i * g->ldc + n0,
+                       elem = ops_dtype_bytes(g->ct);
         const uint64_t base_elem = ops_dtype_bytes(g->base_t);
         const char *base = whole && g->base ? (const char *)g->base + c_elem * base_elem : NULL;
         struct step s = {
@@ -194,6 +208,7 @@ static void piece_run(struct walk *w, uint64_t m0, uint64_t m1, uint64_t n0, uin
             .next_b = next + n * each * (len / K_STEP) * 64,
             .b_lines = each,
             .c = last ? (char *)g->c + c_elem * elem : NULL,
+            .c_rows = g->turned ? cols : rows,
             .c_bytes = SQUARE * elem,
             .c_row_bytes = g->ldc * elem,
             .base = base,
@@ -206,8 +221,8 @@ static void piece_run(struct walk *w, uint64_t m0, uint64_t m1, uint64_t n0, uin
         if (!last) continue;
         sq->c = (char *)g->c + c_elem * elem;
         sq->base = base;
-        sq->rows = rows;
-        sq->cols = g->n - n0 < SQUARE ? g->n - n0 : SQUARE;
+        sq->rows = g->turned ? cols : rows;
+        sq->cols = g->turned ? rows : cols;
         sq->add = g->add || w->k0 > 0;
         w->now ^= 1;
     }
