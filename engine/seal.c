@@ -12,7 +12,6 @@
 #include <string.h>
 #include <unistd.h>
 
-static uint64_t round_page(uint64_t x) { return (x + 4095) / 4096 * 4096; }
 
 /* Quantization to 8 bits suits weights, not rows that few steps touch (offload/adam_narrow.h). */
 static enum chunk_moments moments_of(const stk_engine *e, const struct eng_block_desc *b)
