@@ -13,7 +13,7 @@
  *
  * The .cu files use nothing of CUDA beyond: __global__, __device__, static __shared__ arrays, threadIdx /
  * blockIdx / blockDim / gridDim, __syncthreads, __syncwarp, __shfl_xor_sync, __shfl_down_sync, the
- * conversions of cuda_bf16.h and cuda_fp16.h, explicit rounding intrinsics (__fmaf_rn, __fdiv_rn,
+ * conversions of cuda_fp16.h, logf and log, explicit rounding intrinsics (__fmaf_rn, __fdiv_rn,
  * __fsqrt_rn, __fadd_rn, __fmul_rn, __dadd_rn ...) and launches by cudaLaunchKernelEx: tests/gpu/simt compiles
  * them as C++. No inline PTX outside `#ifdef __CUDA_ARCH__`, which has an equal second path.
  *

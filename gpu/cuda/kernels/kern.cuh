@@ -219,11 +219,14 @@ KERN_DEVICE double kern_warp_sum_f64(double x)
 
 /* --- launches --- */
 
-/* Blocks of a grid for `units` of work: kernels go on by gridDim.x, so any number is enough. */
+/* Blocks of a grid for `units` of work: kernels go on by gridDim.x, so any number gives the same
+ * bits (tests take few). */
+#ifndef KERN_GRID_MOST
+#define KERN_GRID_MOST (1u << 30)
+#endif
 static inline unsigned kern_grid(uint64_t units)
 {
-    const uint64_t most = 1u << 30;
-    return (unsigned)(units < most ? units : most);
+    return (unsigned)(units < KERN_GRID_MOST ? units : KERN_GRID_MOST);
 }
 
 /* Queues one kernel of `threads` threads a block. */

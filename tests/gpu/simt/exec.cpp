@@ -44,16 +44,17 @@ struct block_start { uint32_t serial; uint3 index; };
 
 /* The launch that runs, and its current block. */
 cuda_thread threads[SIMT_BLOCK_MAX];
-uint32_t knows[SIMT_BLOCK_MAX][32]; /* of each thread: accesses of lane j with a clock up to [j] come before now */
+uint32_t knows[SIMT_BLOCK_MAX][32]; /* of each thread: simt_where.knows */
 uint32_t thread_count, ended_count, at_barrier;
 uint32_t ready[SIMT_BLOCK_MAX], ready_count;
 cuda_thread *current;
 const char *barrier_path, *barrier_file; /* the latter: its last component */
 int barrier_line;
 bool abandoned;                     /* a fault ended this launch */
-std::vector<block_start> block_starts; /* of this launch */
+std::vector<block_start> &block_starts = *new std::vector<block_start>(); /* of this launch */
 
-std::vector<fiber *> idle_fibers, all_fibers;
+std::vector<fiber *> &idle_fibers = *new std::vector<fiber *>();
+std::vector<fiber *> &all_fibers = *new std::vector<fiber *>();
 fiber *current_fiber;
 uint32_t serial_next = 1;
 uint64_t seed, random_state;
@@ -92,6 +93,7 @@ void become(cuda_thread *t, fiber *f)
     simt_here.running = true;
     simt_here.thread = (uint32_t)(t - threads);
     simt_here.clock = t->clock;
+    simt_here.knows = knows[simt_here.thread];
     simt_here.stack_low = fiber_stack_low(f);
     simt_here.stack_size = fiber_stack_high(f) - simt_here.stack_low;
 }
@@ -159,24 +161,26 @@ void thread_loop(fiber *self)
 
 /* ------------------------------------------------------------------------------------------- blocks, launches */
 
-/* Nobody can run and not all have ended. */
+const char *const warp_names[] = { "__syncwarp", "__shfl_sync", "__shfl_up_sync", "__shfl_down_sync",
+                                   "__shfl_xor_sync", "__ballot_sync" };
+const char *warp_name(enum simt_warp_kind k) { return warp_names[k]; }
+
+/* Nobody can run and not all have ended: some wait in a warp operation for lanes that do not come. (Where all that
+ * have not ended wait at the barrier, the last one to come or to end has said so.) */
 void name_deadlock(void)
 {
-    uint32_t barrier = thread_count, warp = thread_count;
-    for (uint32_t t = thread_count; t-- > 0;) {
-        if (threads[t].state == AT_BARRIER) barrier = t;
-        if (threads[t].state == AT_WARP) warp = t;
-    }
+    uint32_t t = 0, lane = 0;
+    while (t < thread_count && threads[t].state != AT_WARP) t++;
+    const cuda_thread *warp = &threads[t & ~31u];
+    while (lane < 31 && (!(threads[t].mask >> lane & 1) || warp[lane].state == AT_WARP)) lane++;
     char text[128];
-    exec_name_thread(simt_here.serial, warp, text, sizeof text);
-    if (barrier < thread_count)
-        exec_fail(SIMT_BARRIER, nullptr,
-                  "nobody can go on: %u of the block's %u threads wait at __syncthreads in %s:%d, and %s in a warp "
-                  "operation with mask 0x%08x", at_barrier, thread_count, barrier_file, barrier_line, text,
-                  threads[warp].mask);
+    exec_name_thread(simt_here.serial, t, text, sizeof text);
+    if (warp[lane].state == AT_BARRIER)
+        exec_fail(SIMT_WARP, threads[t].pc, "%s waits in %s with mask 0x%08x, and lane %u of it at __syncthreads in %s:%d", text,
+                  warp_name(threads[t].kind), threads[t].mask, lane, barrier_file, barrier_line);
     else
-        exec_fail(SIMT_WARP, threads[warp].pc, "nobody can go on: %s waits in a warp operation for lanes of mask 0x%08x that "
-                  "do not come", text, threads[warp].mask);
+        exec_fail(SIMT_WARP, threads[t].pc, "%s waits in %s with mask 0x%08x, and lane %u of it has ended", text,
+                  warp_name(threads[t].kind), threads[t].mask, lane);
 }
 
 uint3 unfold(uint64_t i, dim3 d)
@@ -280,6 +284,8 @@ extern "C" void simt_launch_free(struct simt_launch *l)
     if (l) l->destroy(l);
 }
 
+extern "C" void *simt_launch_stream(const struct simt_launch *l) { return l->config.stream; }
+
 extern "C" const char *simt_launch_name(const struct simt_launch *l) { return symbols_function(l->function); }
 
 /* ------------------------------------------------------------------------------------------- what kernels call */
@@ -309,10 +315,6 @@ extern "C" void simt_syncthreads(const char *file, int line)
 }
 
 namespace {
-
-const char *const warp_names[] = { "__syncwarp", "__shfl_sync", "__shfl_up_sync", "__shfl_down_sync",
-                                   "__shfl_xor_sync", "__ballot_sync" };
-const char *warp_name(enum simt_warp_kind k) { return warp_names[k]; }
 
 /* The lane whose value lane `i` gets (PTX ISA, shfl: the segment of `width` lanes bounds it). */
 int source_lane(const cuda_thread &t, int i)
@@ -426,7 +428,6 @@ void exec_preempt(void)
     wait_here();
 }
 
-uint32_t exec_lane_clock(uint32_t lane) { return knows[simt_here.thread][lane]; }
 
 bool exec_on_stack(uintptr_t p)
 {

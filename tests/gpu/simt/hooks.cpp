@@ -111,13 +111,13 @@ void __ubsan_handle_out_of_bounds(data_two *d, uintptr_t index)
 {
     undefined(SIMT_UNDEFINED, d->at, PC, "has index %lld in an array of type %s", (long long)index, d->a->name);
 }
-ARITHMETIC(add_overflow, "has a sum overflows the range")
-ARITHMETIC(sub_overflow, "has a difference overflows the range")
-ARITHMETIC(mul_overflow, "has a product overflows the range")
+ARITHMETIC(add_overflow, "has a sum that overflows the range")
+ARITHMETIC(sub_overflow, "has a difference that overflows the range")
+ARITHMETIC(mul_overflow, "has a product that overflows the range")
 ARITHMETIC(divrem_overflow, "has a division by zero or an overflow by division")
 ARITHMETIC(shift_out_of_bounds, "has a shift by too much, or of a negative value")
 void __ubsan_handle_negate_overflow(data_two *d, uintptr_t)
 {
-    undefined(SIMT_UNDEFINED, d->at, PC, "has a negation overflows the range of type %s", d->a->name);
+    undefined(SIMT_UNDEFINED, d->at, PC, "has a negation that overflows the range of type %s", d->a->name);
 }
 }

@@ -26,10 +26,11 @@ constexpr size_t FAR_BYTES = 4096;      /* further from a buffer than this is no
 struct gone { uintptr_t base, end; std::string name; };
 struct kept { char *block; size_t size; };
 
-std::vector<memory_range *> ranges;     /* by base */
-std::vector<memory_range *> touched;    /* shared arrays that the running block has used */
-std::deque<gone> gone_ranges;
-std::deque<kept> kept_blocks;           /* freed by simt_free, not yet given back */
+/* Never destroyed: tests may use them until the very end. */
+std::vector<memory_range *> &ranges = *new std::vector<memory_range *>();  /* by base */
+std::vector<memory_range *> &touched = *new std::vector<memory_range *>(); /* shared arrays used by the running block */
+std::deque<gone> &gone_ranges = *new std::deque<gone>();
+std::deque<kept> &kept_blocks = *new std::deque<kept>(); /* freed by simt_free, not yet given back */
 memory_range *recent[64];
 unsigned checks = SIMT_CHECK_ALL;
 bool shared_known;
@@ -106,6 +107,13 @@ uint64_t count_unwritten(memory_range &r, size_t offset, size_t n)
     return missing;
 }
 
+bool all_written(memory_range &r, size_t offset, size_t n)
+{
+    uint64_t missing = 0;
+    each_word(r, offset, n, [&](uint64_t &w, uint64_t m) { missing |= ~w & m; });
+    return missing == 0;
+}
+
 void mark_written(memory_range &r, size_t offset, size_t n, bool written)
 {
     each_word(r, offset, n, [&](uint64_t &w, uint64_t m) { w = written ? w | m : w & ~m; });
@@ -153,7 +161,7 @@ void fail_outside(const char *who, uintptr_t p, size_t n, enum memory_kind k, co
 void fail_unwritten(const char *who, memory_range &r, size_t offset, size_t n, const void *pc)
 {
     size_t first = offset;
-    while (count_unwritten(r, first, 1) == 0) first++;
+    while (all_written(r, first, 1)) first++;
     exec_fail(SIMT_UNWRITTEN, pc, "%sreads %zu bytes at offset %zu of %s'%s' (%zu bytes), and nobody has written byte %zu",
               who, n, offset, r.shared ? "the shared array " : "", r.name.c_str(), r.size(), first);
 }
@@ -177,7 +185,7 @@ bool judge(const char *who, memory_range *r, uintptr_t p, size_t n, enum memory_
                   n, offset, r->name.c_str());
         return false;
     }
-    if (k != MEMORY_WRITE && (checks & SIMT_CHECK_UNWRITTEN) && count_unwritten(*r, offset, n)) {
+    if (k != MEMORY_WRITE && (checks & SIMT_CHECK_UNWRITTEN) && !all_written(*r, offset, n)) {
         fail_unwritten(who, *r, offset, n, pc);
         return false;
     }
@@ -228,8 +236,10 @@ void memory_block_end(void)
 
 void memory_forget_order(void)
 {
-    for (memory_range *r : ranges)
+    for (memory_range *r : ranges) {
         for (auto &page : r->pages) page.reset();
+        r->block = 0;
+    }
 }
 
 /* ------------------------------------------------------------------------------------------- simt.h */
@@ -264,10 +274,8 @@ extern "C" void *simt_alloc(size_t size, const char *name)
     }
     memset(block, GUARD, whole);
     memset(p, POISON, size);
-    /* Of no bytes: a pointer that nobody may follow. */
-    if (!simt_register(p, size ? size : 1, name, 0)) abort();
-    find(address(p))->allocated = size;
-    if (size == 0) find(address(p))->flags |= SIMT_READ_ONLY;
+    if (!shared_known) know_shared();
+    if (!range_add(address(p), size, name, 0, false)) abort(); /* of no bytes: a name for who follows it */
     return p;
 }
 
@@ -275,12 +283,13 @@ extern "C" void simt_free(void *base)
 {
     if (!base) return;
     char *p = static_cast<char *>(base), *block = p - GUARD_BYTES;
-    memory_range *r = find(address(p));
+    size_t after = index_after(address(p));
+    memory_range *r = after > 0 ? ranges[after - 1] : nullptr;
     if (!r || r->base != address(p)) {
         fprintf(stderr, "simt_free: %p is no memory of simt_alloc, or was freed\n", base);
         abort();
     }
-    size_t size = r->allocated, whole = (size + 2 * GUARD_BYTES + 255) & ~(size_t)255;
+    size_t size = r->size(), whole = (size + 2 * GUARD_BYTES + 255) & ~(size_t)255;
     for (size_t i = 0; i < whole; i++)
         if ((i < GUARD_BYTES || i >= GUARD_BYTES + size) && (unsigned char)block[i] != GUARD) {
             exec_fail(SIMT_BOUNDS, nullptr, "something that is no kernel has written %s '%s' (%zu bytes)",

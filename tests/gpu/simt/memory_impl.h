@@ -19,7 +19,6 @@ struct memory_range {
     unsigned flags;                 /* SIMT_WRITTEN, SIMT_READ_ONLY */
     bool shared;                    /* of one block, not of the device */
     uint32_t block;                 /* simt_where.block_first of the last block that used it (shared) */
-    size_t allocated;               /* by simt_alloc: bytes asked for */
     std::vector<uint64_t> written;  /* a bit a byte, from base on */
     std::vector<std::unique_ptr<memory_page, memory_page_delete>> pages; /* by address >> MEMORY_PAGE_BITS */
     size_t size() const { return end - base; }

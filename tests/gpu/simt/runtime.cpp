@@ -7,7 +7,7 @@
 static cudaError_t last_error = cudaSuccess;
 
 extern "C" {
-static cudaError_t run_now(simt_launch *l)
+static int run_now(simt_launch *l)
 {
     simt_launch_run(l);
     simt_launch_free(l);
@@ -20,7 +20,7 @@ static cudaError_t run_now(simt_launch *l)
     return last_error;
 }
 
-cudaError_t (*simt_submit)(simt_launch *) = run_now;
+int (*simt_submit)(simt_launch *) = run_now;
 
 cudaError_t cudaGetLastError(void)
 {

@@ -19,7 +19,8 @@
  *
  * WHAT IS NOT FOUND. Races of launches on two streams (the stand-in of the runtime orders launches);
  * reads of unset registers and of a thread's own arrays; fences (__threadfence has no meaning here, and so is
- * not declared).
+ * not declared). With clang++ also: a misaligned copy of a whole
+ * object (a float4).
  *
  * SEED. The order of blocks, and of the threads that could run, also between two accesses. Seed 0: blocks
  * and threads in ascending order.
@@ -59,7 +60,8 @@ void simt_reset_error(void);
 
 /* --- order and checks */
 void simt_seed(uint64_t seed);
-/* Which checks are made; all at start. Without any, kernels run several times faster. */
+/* Which checks are made; all at start. Without any, kernels run several times faster; what they write then counts as
+ * unwritten until simt_written. */
 enum { SIMT_CHECK_BOUNDS = 1, SIMT_CHECK_UNWRITTEN = 2, SIMT_CHECK_RACES = 4, SIMT_CHECK_ALL = 7 };
 void simt_checks(unsigned checks);
 
@@ -83,11 +85,16 @@ uint64_t simt_unwritten_bytes(const void *p, size_t size_bytes);
  * launch of its own did it. false: a fault, kept as above. */
 bool simt_access(const char *what, const void *p, size_t size_bytes, bool write);
 
-/* --- launches: see include/simt_device.h for simt_submit */
-struct simt_launch;
-void simt_launch_run(const struct simt_launch *l);  /* all of its blocks, now */
+/* --- launches. One is an object that can be kept and run later: its shape, stream, kernel and a copy of its
+ * arguments. Whoever stands in for the runtime sets simt_submit, to which every launch is handed over: it runs
+ * it by simt_launch_run when its turn comes, and frees it. At start (runtime.cpp) it runs at once, and a
+ * fault gives cudaErrorIllegalAddress, cudaErrorMisalignedAddress or cudaErrorInvalidConfiguration. */
+struct simt_launch; /* include/simt_device.h */
+extern int (*simt_submit)(struct simt_launch *l); /* a cudaError_t */
+void simt_launch_run(const struct simt_launch *l); /* all of its blocks, now; nothing while a fault is kept */
 void simt_launch_free(struct simt_launch *l);
 const char *simt_launch_name(const struct simt_launch *l); /* of the kernel; valid until the program ends */
+void *simt_launch_stream(const struct simt_launch *l);     /* a cudaStream_t */
 
 struct simt_stats {
     uint64_t launches, blocks, threads, accesses, barriers, warp_ops, switches;

@@ -19,7 +19,7 @@ struct simt_launch {
 extern "C" {
 /* Takes the launch over: runs it now or keeps it, and frees it by simt_launch_free. Set by who stands in
  * for the runtime; at start simt_run_now (runtime.cpp). */
-extern cudaError_t (*simt_submit)(simt_launch *);
+extern int (*simt_submit)(struct simt_launch *); /* a cudaError_t */
 
 void simt_syncthreads(const char *file, int line);
 
