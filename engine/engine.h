@@ -271,6 +271,7 @@ struct stk_engine {
     uint8_t *own_base;              /* device memory of engine/own.c, inside the one reservation */
     struct eng_placement place;
     uint64_t device_limit;
+    uint64_t unpinned_bytes;        /* of host memory that the device wanted pinned and could not */
     uint64_t baseline_bytes;        /* resident before anything of ours was reserved */
     uint8_t *arena[PLAN_ARENA_N];
     struct plan_block_in *pblocks; struct plan_chunk_in *pchunks; struct plan_place_in *pplaces;

@@ -118,7 +118,12 @@ typedef enum {
     STK_MOMENTS_8BIT      /* inexact: 8-bit codes with an fp32 scale for each 64 elements: 2.125 bytes.
                            * Blocks with a tensor marked `embedding` keep fp32 */
 } stk_moments;
-typedef enum { STK_DEVICE_HOST, STK_DEVICE_HOST_DISCRETE, STK_DEVICE_SIM } stk_device_kind;
+typedef enum {
+    STK_DEVICE_HOST,
+    STK_DEVICE_HOST_DISCRETE,
+    STK_DEVICE_SIM,
+    STK_DEVICE_CUDA      /* of a build with CUDA; stk_open says why it cannot be used. Not with simulate */
+} stk_device_kind;
 typedef enum { STK_MATMUL_AUTO, STK_MATMUL_F32, STK_MATMUL_BF16 } stk_matmul;
 typedef enum {
     STK_STORAGE_AUTO,
