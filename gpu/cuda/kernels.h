@@ -13,7 +13,7 @@
  *
  * The .cu files use nothing of CUDA beyond: __global__, __device__, static __shared__ arrays, threadIdx /
  * blockIdx / blockDim / gridDim, __syncthreads, __syncwarp, __shfl_xor_sync, __shfl_down_sync, the
- * conversions of cuda_bf16.h and cuda_fp16.h, explicit rounding intrinsics (__fmaf_rn, __fdiv_rn,
+ * conversions of cuda_fp16.h, logf and log, explicit rounding intrinsics (__fmaf_rn, __fdiv_rn,
  * __fsqrt_rn, __fadd_rn, __fmul_rn, __dadd_rn ...) and launches by cudaLaunchKernelEx: tests/gpu/simt compiles
  * them as C++. No inline PTX outside `#ifdef __CUDA_ARCH__`, which has an equal second path.
  *
@@ -73,9 +73,10 @@ uint64_t cuda_column_sum_scratch(const struct cuda_column_sum *a);
 cudaError_t cuda_column_sum(cudaStream_t s, const struct cuda_column_sum *a);
 
 /* A tile of the head: logits f32 [rows, vocab] of tokens with these targets.
+ * A target beyond the vocabulary makes that loss NaN and is treated as none in dlogits.
  * loss[r] (device, fp64) = logsumexp(logits[r]) - logits[r][target], 0 where target < 0.
  * dlogits (of `at`, may be NULL) = d_scale * (softmax - onehot), a row of zeros where target < 0. It may lie
- * on the logits (row r of it inside row r of them; ld in elements of its own type). */
+ * on the logits (row r of it beginning where row r of them does; ld in elements of its own type). */
 struct cuda_head_tile {
     uint64_t rows, vocab, logits_ld, dlogits_ld;
     enum ops_dtype at;
@@ -96,6 +97,29 @@ cudaError_t cuda_sum_f64(cudaStream_t s, const double *values, uint64_t n, doubl
 uint64_t cuda_grad_cast_scratch(uint64_t n);
 cudaError_t cuda_grad_cast(cudaStream_t s, const struct ops_grad_cast *a, struct convert_sum *sum,
                            const struct ops_scratch *scratch);
+
+/* Adam on optimizer state that is kept on the device: offload/adam.h's formulas, order and bits (explicit
+ * fma, division and root correctly rounded, subnormals flushed), whatever the card. One span of one set of
+ * coefficients; arrays as in struct adam_span, coefficients as in struct adam_coef, member by member. */
+enum cuda_adam_layout {
+    CUDA_ADAM_BF16_SPLIT, /* param bf16, low int16, grad bf16 */
+    CUDA_ADAM_FP16,       /* param fp16 (written only), master float, grad fp16 */
+    CUDA_ADAM_F32         /* param float in place, grad float; low_or_master NULL */
+};
+struct cuda_adam_coef {
+    float grad_scale, beta1, one_minus_beta1, beta2, one_minus_beta2, eps, step_size, inv_sqrt_bc2,
+        decay, l2;
+};
+struct cuda_adam {
+    uint64_t n;
+    enum cuda_adam_layout layout;
+    struct cuda_adam_coef coef;
+    void *param, *low_or_master;
+    float *exp_avg, *exp_avg_sq;
+    const void *grad;
+    void *param_out; /* NULL: in place; may not overlap partly */
+};
+cudaError_t cuda_adam(cudaStream_t s, const struct cuda_adam *a);
 
 #ifdef __cplusplus
 }
