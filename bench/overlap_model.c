@@ -232,6 +232,7 @@ static void find_note(struct bench *b, struct overlap_result *r)
     const char *line;
     for (uint32_t i = 0; stk_note(b->e, i, &line); i++)
         if (!strncmp(line, "update: auto", 12)) snprintf(r->note, sizeof r->note, "%s", line);
+    if (b->c->activations == STK_ACT_AUTO) acts_text(&b->e->place, r->acts, sizeof r->acts);
 }
 
 static stk_status run(struct bench *b, struct overlap_result *r)
@@ -277,14 +278,37 @@ static void raise_floor(struct overlap_result *r, double seconds, const char *te
  * backward, written behind after it.
  * WITHOUT (speculate, the norm does not bind): the first visit still waits for the parameters of the
  * first block, whose gradient is the last. */
+static bool split_first(const struct bench *b)
+{
+    const struct eng_placement *pl = &b->e->place;
+    bool tried = pl->update == PLAN_SPECULATE && b->c->clip == OVERLAP_QUIET;
+    return (tried ? pl->tried_blocks : pl->split_blocks) > 0;
+}
+
+/* The update alone cannot fill DRAM (63 of 70 GB/s), and a copy beside it takes its share: speeds are max-min
+ * fair. A second of copying slows the update by what both want of DRAM beyond all of it. */
+static double update_beside_copies(const struct bench *b, const struct overlap_result *r)
+{
+    const struct dev_model *m = &b->model;
+    double team = m->update_bytes_per_s / m->dram_bytes_per_s, sum = r->own_s[OVERLAP_UPDATE];
+    const double rate[2] = { m->copy_in_bytes_per_s, m->copy_out_bytes_per_s },
+                 own[2] = { r->own_s[OVERLAP_COPY_IN], r->own_s[OVERLAP_COPY_OUT] };
+    for (int k = 0; k < 2; k++) {
+        double asked = team + rate[k] / m->dram_bytes_per_s;
+        if (asked > 1) sum += own[k] * (asked - 1);
+    }
+    return sum;
+}
+
 static void find_floor(const struct bench *b, struct overlap_result *r)
 {
     const stk_update u = b->e->place.update == PLAN_SPECULATE ? STK_UPDATE_SPECULATE : b->c->update;
     double rate = b->model.update_bytes_per_s, edge = b->edge_elems, all = 2 * edge + (double)b->layers * LAYER_ELEMS;
     double backward = r->own_s[OVERLAP_COMPUTE] - b->layers * b->micros * visit_ns(b, 1, STK_FORWARD, false) / 1e9;
     double staged = (double)b->e->place.arena_bytes[PLAN_ARENA_UPDATE];
-    bool parts = b->e->place.split_blocks > 0, barrier = u != STK_UPDATE_SPECULATE || b->c->clip == OVERLAP_BINDS;
+    bool parts = split_first(b), barrier = u != STK_UPDATE_SPECULATE || b->c->clip == OVERLAP_BINDS;
     raise_floor(r, r->own_s[r->busiest], overlap_resource_name(r->busiest));
+    raise_floor(r, update_beside_copies(b, r), "update beside copies");
     raise_floor(r, r->own_s[OVERLAP_COMPUTE] + (parts ? 16 : 26) * edge / rate, "compute + first block");
     if (!barrier) return;
     double x = parts ? backward * rate / (26 * all) : 0;

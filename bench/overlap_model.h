@@ -57,6 +57,7 @@ struct overlap_result {
                                  * (OVERLAP_SOMETIMES: that do not bind) */
     uint64_t host_bytes;        /* of the real machine */
     char note[160];             /* the engine's line about its update mode */
+    char acts[160];             /* activations `auto`: what the engine chose */
 };
 
 /* False: *why has the sentence. */

@@ -24,7 +24,7 @@ static const struct { const char *name; stk_update update; } modes[] = {
 };
 
 struct asked {
-    uint32_t tokens, micro, split;
+    uint32_t tokens, micro, split, keep, again;
     const char *states, *clip, *update, *activations, *json, *trace;
     double buffer_gib;
     bool pure;
@@ -43,7 +43,7 @@ static void print_row(const struct overlap_case *c, const char *mode, const stru
            overlap_resource_name(r->busiest), r->own_s[r->busiest], r->step_s / r->own_s[r->busiest],
            r->floor_text, r->floor_s, r->step_s / r->floor_s, r->wait_s.nvme, r->wait_s.copy,
            r->wait_s.update, r->wait_s.other, 100 * r->spec_share, 100 * r->undone_share,
-           r->predicted_s, acts[c->activations], mix, c->micro_tokens);
+           r->predicted_s, r->acts[0] ? r->acts : acts[c->activations], mix, c->micro_tokens);
     if (r->note[0]) printf("<!-- %s -->\n", r->note);
     fflush(stdout);
 }
@@ -98,19 +98,22 @@ static void consider(struct choice *x, struct overlap_case c)
 /* First one policy for all layers, by micro-batch; then mixes around the best of these. */
 static void choose(const struct asked *a, struct overlap_case c, struct choice *x)
 {
-    static const uint32_t keep[] = { 0, 4, 8, 12, 16 }, again[] = { 0, 3, 6, 12 };
-    for (int act = STK_ACT_KEEP; act <= STK_ACT_HOST; act++)
+    static const uint32_t keep[] = { 0, 4, 8, 12, 16 }, again[] = { 0, 2, 4, 6, 8, 12 };
+    bool open = c.update == STK_UPDATE_AUTO && !a->pure; /* the planner's choice, too */
+    for (int act = open ? STK_ACT_AUTO : STK_ACT_KEEP; act <= (open ? STK_ACT_AUTO : STK_ACT_HOST); act++)
         for (uint32_t micro = 2048; micro <= 8192; micro *= 2) {
             if (micro > c.tokens || (a->micro && micro != a->micro) || !wanted(a->activations, acts[act])) continue;
             c.activations = (stk_act)act;
             c.micro_tokens = micro;
+            c.keep_last = act == STK_ACT_KEEP ? 0 : a->keep;
+            c.recompute_last = act == STK_ACT_HOST ? a->again : 0;
             consider(x, c);
         }
-    if (!(x->seconds[0] > 0) || a->pure) return;
+    if (!(x->seconds[0] > 0) || a->pure || open || a->keep || a->again) return;
     c.micro_tokens = x->best[0].micro_tokens;
     for (int act = STK_ACT_RECOMPUTE; act <= STK_ACT_HOST; act++)
         for (int k = 0; k < 5; k++)
-            for (int g = 0; g < (act == STK_ACT_HOST ? 4 : 1); g++) {
+            for (int g = 0; g < (act == STK_ACT_HOST ? 6 : 1); g++) {
                 if (k + g == 0 || !wanted(a->activations, acts[act])) continue;
                 c.activations = (stk_act)act;
                 c.keep_last = keep[k];
@@ -154,6 +157,8 @@ int main(int argc, char **argv)
         else if (!strcmp(k, "--tokens")) a.tokens = (uint32_t)atoi(v);
         else if (!strcmp(k, "--micro")) a.micro = (uint32_t)atoi(v);
         else if (!strcmp(k, "--pure")) a.pure = !strcmp(v, "yes");
+        else if (!strcmp(k, "--keep")) a.keep = (uint32_t)atoi(v);
+        else if (!strcmp(k, "--again")) a.again = (uint32_t)atoi(v);
         else if (!strcmp(k, "--split")) a.split = (uint32_t)atoi(v);
         else if (!strcmp(k, "--states")) a.states = v;
         else if (!strcmp(k, "--clip")) a.clip = v;

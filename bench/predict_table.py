@@ -38,7 +38,8 @@ def plan(args, work, model, tokens, micro, activations, update, state, extra):
 
 def best(args, work, model, tokens, update, state, extra=()):
     found, why = None, ""
-    for micro, act in itertools.product((2, 4, 8, 16), ("host", "recompute", "keep")):
+    acts = ("auto",) if update == "auto" else ("host", "recompute", "keep")  # auto: all that the planner chooses
+    for micro, act in itertools.product((2, 4, 8, 16), acts):
         if micro * SEQ > tokens:
             continue
         result, text = plan(args, work, model, tokens, micro, act, update, state, list(extra))

@@ -1,6 +1,8 @@
 /* bench/store_pairs.c - what the extent store costs beside plain transfers, and what its checksums
  * cost: the same reads or writes three ways in turn, in random order within a round. All three move
  * the same blocks of one file of extents through the same memory, so that nothing else differs.
+ * Each way runs twice in a round, in an order and in its reverse, for half of --run each: a drive
+ * that becomes slower meanwhile does so for all three.
  *
  *     store_pairs --dir DIR [--mode read|write] [--block 1MiB] [--depth 16] [--size 1GiB]
  *                 [--rounds 5] [--run 1.5] [--lanes 1] [--seed 1]
@@ -57,20 +59,22 @@ static stk_status run_round(const struct pairs_args *a, struct measure_cfg *cfg,
                             struct measure **m, struct measure_result *res, struct stk_error *err)
 {
     uint32_t order[WAYS] = { 0, 1, 2 };
-    double rate[WAYS];
+    double bytes[WAYS] = { 0 }, seconds[WAYS] = { 0 };
     rng_shuffle_u32(rng, order, WAYS);
-    for (int k = 0; k < WAYS; k++) {
+    for (int k = 0; k < 2 * WAYS; k++) {
+        uint32_t way = order[k < WAYS ? k : 2 * WAYS - 1 - k];
         cfg->seed = rng_next(rng);
-        STK_TRY(run_way(m, order[k], cfg, res, err));
+        STK_TRY(run_way(m, way, cfg, res, err));
         if (res->verify_failures)
             return stk_error_set(err, STK_ERR_CORRUPT, 0, "%s: %s", a->dir, res->first_failure);
-        rate[order[k]] = res->bytes_per_s;
+        bytes[way] += (double)res->bytes;
+        seconds[way] += (double)res->ns * 1e-9;
     }
     printf("{\"bench\": \"store_pairs\", \"mode\": \"%s\", \"block_bytes\": %llu, \"depth\": %llu, "
            "\"direct\": %s",
            mode_names[a->mode], (unsigned long long)a->block, (unsigned long long)a->depth,
            res->direct ? "true" : "false");
-    for (int k = 0; k < WAYS; k++) printf(", \"%s\": %.0f", way_names[k], rate[k]);
+    for (int k = 0; k < WAYS; k++) printf(", \"%s\": %.0f", way_names[k], bytes[k] / seconds[k]);
     printf("}\n");
     fflush(stdout);
     return STK_OK;
@@ -85,8 +89,8 @@ static stk_status run_all(const struct pairs_args *a, struct stk_error *err)
                                .file_bytes = a->size / a->block * a->block,
                                .mode = a->mode ? MEASURE_WRITE : MEASURE_READ,
                                .block_bytes = a->block, .depth = (uint32_t)a->depth,
-                               .seed = a->seed, .ramp_ns = (uint64_t)(a->run_s * 0.2e9),
-                               .run_ns = (uint64_t)(a->run_s * 1e9) };
+                               .seed = a->seed, .ramp_ns = (uint64_t)(a->run_s * 0.1e9),
+                               .run_ns = (uint64_t)(a->run_s * 0.5e9) };
     rng_seed(&rng, a->seed);
     stk_status st = open_ways(a, &cfg, m, err);
     for (uint64_t k = 0; k < a->rounds && st == STK_OK; k++)

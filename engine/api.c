@@ -74,7 +74,7 @@ static stk_status check_choices(stk_engine *e)
     const stk_config *c = &e->cfg;
     const struct { const char *name; int value, last;
     } choices[] = {
-        { "device", (int)c->device, STK_DEVICE_SIM },
+        { "device", (int)c->device, STK_DEVICE_CUDA },
         { "params", (int)c->params, STK_TIER_NVME },
         { "optimizer_state", (int)c->optimizer_state, STK_TIER_NVME },
         { "grads", (int)c->grads, STK_TIER_NVME },
@@ -146,6 +146,10 @@ static stk_status check_range(stk_engine *e)
         return stk_error_set(
             err, STK_ERR_CONFIG, 0,
             "the sim device has modelled time: it needs simulated execution (simulate)");
+    if (c->device == STK_DEVICE_CUDA && c->simulate)
+        return stk_error_set(err, STK_ERR_CONFIG, 0,
+                             "the cuda device keeps its own time: it does not go with simulated execution "
+                             "(simulate)");
     STK_TRY(check_durable(e));
     if (!c->own_order) return STK_OK;
     if (c->own_visits_max == 0)
@@ -262,17 +266,16 @@ static stk_status open_machine(stk_engine *e)
     exec_event_init(e->ex, &e->wait_event);
     exec_task_init(&e->pump_task, run_pump, e);
     STK_TRY(divide_cores(e));
-    static const enum dev_kind kinds[] = { DEV_HOST, DEV_HOST_DISCRETE, DEV_SIM };
+    static const enum dev_kind kinds[] = { DEV_HOST, DEV_HOST_DISCRETE, DEV_SIM, DEV_CUDA };
     struct dev_model model;
     if (c->machine) model = machine_model(c->machine);
     static const enum dev_matmul products[] = { DEV_MATMUL_AUTO, DEV_MATMUL_F32, DEV_MATMUL_BF16 };
     struct mem_limits lim;
     mem_limits_read("", &lim);
-    /* A device without a given cap has what is free; the host kinds share the host's memory: half
-     * of it. */
-    uint64_t cap = c->device_memory || c->device == STK_DEVICE_HOST ? c->device_memory
-                                                                    : lim.available_bytes / 2;
-    e->device_limit = cap ? cap : UINT64_MAX;
+    /* A device without a given cap has what is free, which the card knows; the host kinds share the
+     * host's memory: half of it. */
+    bool shares = c->device == STK_DEVICE_HOST_DISCRETE || c->device == STK_DEVICE_SIM;
+    uint64_t cap = c->device_memory || !shares ? c->device_memory : lim.available_bytes / 2;
     struct dev_cfg dc = { .kind = kinds[c->device],
                           .ex = e->ex,
                           .memory_bytes = cap,
@@ -284,6 +287,7 @@ static stk_status open_machine(stk_engine *e)
                           .plan_only = c->machine != NULL };
     STK_TRY(dev_open(&dc, &e->dev, err));
     dev_caps_read(e->dev, &e->caps);
+    e->device_limit = e->caps.memory_bytes;
     STK_TRY(dev_stream_open(e->dev, "compute", 0, &e->compute, err));
     STK_TRY(dev_stream_open(e->dev, "copy-in", 0, &e->copy_in, err));
     STK_TRY(dev_stream_open(e->dev, "copy-out", 0, &e->copy_out, err));

@@ -49,6 +49,8 @@ struct eng_placement {
                                      * their undo records (engine/spec.c) */
     uint32_t split_blocks;          /* split, speculate: so many blocks, the first of the order, have
                                      * their parameters made before their state (engine/mode.c) */
+    uint32_t tried_blocks, tried_late; /* speculate, in a step that is tried: so many first blocks are split,
+                                     * and so many that stand right before the last one */
     uint32_t cached[CHUNK_STATE_N]; /* state on NVMe: its first so many units (PARAM: blocks, else
                                      * chunks, in the update's order) have host homes all the same
                                      * (engine/cache.c) */
@@ -57,7 +59,11 @@ struct eng_placement {
 };
 
 /* A mode that is tried for its prediction, or was chosen by it (engine/mode_auto.c). */
-struct eng_mode_try { bool set; enum plan_update update; uint32_t split_blocks; };
+struct eng_mode_try {
+    bool set;
+    enum plan_update update;
+    uint32_t split_blocks, tried_blocks, tried_late;
+};
 
 #define ENG_VISITS_IN_FLIGHT 4
 #define ENG_CASTS 2
@@ -355,7 +361,8 @@ uint32_t place_store_room(const stk_engine *e, const struct eng_placement *pl);
 /* The update mode of a placement: what the client asked for, as far as it can be done. */
 enum plan_update update_mode_choose(const stk_engine *e, const struct eng_placement *pl);
 /* Of it: blocks that are split before anything was predicted. */
-uint32_t split_blocks_choose(const stk_engine *e, enum plan_update update);
+/* Which blocks are split, for pl->update. */
+void mode_split_set(const stk_engine *e, struct eng_placement *pl);
 /* Writes the rows of the table for a placement (mem_note for what has no memory of ours). */
 stk_status place_table(stk_engine *e, const struct eng_placement *pl, struct mem *m,
                        struct stk_error *err);

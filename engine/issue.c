@@ -373,7 +373,7 @@ void update_piece(void *arg, uint32_t tensor, uint64_t tensor_elem, uint32_t chu
 bool update_splits(const stk_engine *e, uint32_t chunk)
 {
     if (!e->second || !e->second[chunk]) return false;
-    return !e->spec || !e->spec->tried || plan_splits_when_tried(&e->pin, chunk);
+    return !e->spec || plan_splits_now(&e->pin, chunk, e->spec->tried);
 }
 
 /* Its part of the checksums of what goes to NVMe. */

@@ -295,7 +295,7 @@ static void simulated_drives(const stk_engine *e, stk_machine *m)
     }
 }
 
-/* Each stream, the team and each drive has a clock of its own (gpu/host/host_spans.c, nvme/io_sim.c,
+/* Each stream, the team and each drive has a clock of its own (gpu/host/host_model.c, nvme/io_sim.c,
  * engine/issue.c); the host's memory, the link and a drive are shared as far as they have figures. */
 bool machine_simulated(const stk_engine *e, stk_machine *out)
 {

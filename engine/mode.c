@@ -59,11 +59,20 @@ enum plan_update update_mode_choose(const stk_engine *e, const struct eng_placem
     return PLAN_CHASE;
 }
 
-uint32_t split_blocks_choose(const stk_engine *e, enum plan_update update)
+static uint32_t split_blocks_choose(const stk_engine *e, enum plan_update update)
 {
     if (update != PLAN_SPLIT && update != PLAN_SPECULATE) return 0;
     if (e->mode_try.set) return e->mode_try.split_blocks;
     return e->cfg.split_blocks != UINT32_MAX || update == PLAN_SPLIT ? e->cfg.split_blocks : 0;
+}
+
+void mode_split_set(const stk_engine *e, struct eng_placement *pl)
+{
+    const struct eng_mode_try *t = &e->mode_try;
+    bool spec = pl->update == PLAN_SPECULATE;
+    pl->split_blocks = split_blocks_choose(e, pl->update);
+    pl->tried_blocks = !spec ? 0 : t->set ? t->tried_blocks : 1;
+    pl->tried_late = spec && t->set ? t->tried_late : 0;
 }
 
 void mode_note(stk_engine *e, const struct eng_placement *pl)
@@ -101,9 +110,16 @@ stk_status mode_check(stk_engine *e, const struct eng_placement *pl)
 
 void mode_blocks(const stk_engine *e, const struct eng_placement *pl)
 {
-    for (uint32_t i = 0; i < e->layout->n_blocks; i++) e->pblocks[i].split = false;
-    for (uint32_t i = 0; i < e->n_use_blocks && i < pl->split_blocks; i++)
-        e->pblocks[e->use_blocks[i]].split = true;
+    uint32_t n = e->n_use_blocks;
+    for (uint32_t i = 0; i < e->layout->n_blocks; i++)
+        e->pblocks[i].split = e->pblocks[i].split_tried = e->pblocks[i].split_tried_only = false;
+    for (uint32_t i = 0; i < n; i++) {
+        struct plan_block_in *b = &e->pblocks[e->use_blocks[i]];
+        bool late = pl->split_blocks > 0 && i + 1 < n && i + 1 + pl->tried_late >= n;
+        b->split_tried = i < pl->tried_blocks || late;
+        b->split_tried_only = late && i >= pl->split_blocks;
+        b->split = i < pl->split_blocks || late;
+    }
 }
 
 uint64_t place_second_of(const stk_engine *e, const struct eng_placement *pl, uint32_t block)

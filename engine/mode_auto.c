@@ -3,16 +3,16 @@
  * Application's thread, inside stk_seal: places and builds a plan for each candidate, predicts it
  * (engine/predict.h), lets the winner be placed. Owns nothing. Must not know how nodes run.
  *
- * CANDIDATES. chase; split of a quarter, half, three quarters and all of the blocks, then of an eighth
- * less and more than the best of these; speculate, with as many blocks split as was best there, and at
- * least the first. serial never. With clipping a mode is worth the mean of a step whose norm binds and
- * one whose norm does not.
+ * CANDIDATES. chase; split of a quarter, half, three quarters and all of the blocks, then of fewer and more
+ * than the best of these, by an eighth, a sixteenth and so on; speculate, with as many blocks split as was
+ * best there, and in a tried step the first, the first two, or the last but one. serial never. With
+ * clipping a mode is worth the mean of a step whose norm binds and one whose norm does not.
  * RULE. Another mode than chase takes memory (records of 1.3 bytes a parameter, second parameters of 2):
  * it must be predicted a twentieth faster where the norm binds or where it does not, nowhere slower (but
  * for a hundredth, which is what predictions are good for), and fit beside everything else.
  * COST. With all state in host memory the placement of `chase` serves all candidates, and chunks are
- * merged until there are about CHUNKS_MOST: 0.3 s of one core for an 8B model. State on NVMe: two
- * candidates, in full.
+ * merged until there are about CHUNKS_MOST. Where activations are `auto`, too, once more with those that
+ * the mode found first wants. State on NVMe: two candidates, in full.
  * NOT PREDICTED, and so chase as before (mode.c has the rest of the rule): own order; a machine of which
  * nothing is known yet when memory is placed, which is every real run whose drives matter; a device that
  * computes on the host's cores, where the update hides under nothing. Bits never depend on it. */
@@ -36,6 +36,8 @@ struct search {
     double best_s, best_binds_s; /* of the best so far */
     struct eng_mode_try best;
 };
+
+static const struct eng_mode_try chase_try = { true, PLAN_CHASE, 0, 0, 0 };
 
 static bool predictable(const stk_engine *e)
 {
@@ -119,7 +121,7 @@ static stk_status candidate(struct search *s, struct plan_input *in, struct coar
         return place_input(e, &pl, PLAN_TRAIN, in);
     }
     pl.update = e->mode_try.update;
-    pl.split_blocks = e->mode_try.split_blocks;
+    mode_split_set(e, &pl);
     STK_TRY(place_input(e, &pl, PLAN_TRAIN, in));
     uint64_t second = place_second_bytes(e, &pl), room = s->host - pl.host_bytes;
     if (pl.host_bytes > s->host || second > room) return STK_END;
@@ -137,8 +139,7 @@ static bool worth(const struct search *s, double quiet, double binds)
 }
 
 /* One candidate. False: it does not fit or cannot be predicted; the sentence is forgotten. */
-static bool consider(struct search *s, enum plan_update update, uint32_t split_blocks, double *seconds,
-                     double *binds)
+static bool consider(struct search *s, struct eng_mode_try m, double *seconds, double *binds)
 {
     stk_engine *e = s->e;
     struct plan_input in;
@@ -147,7 +148,7 @@ static bool consider(struct search *s, enum plan_update update, uint32_t split_b
     uint32_t notes = e->n_notes;
     double quiet = 0;
     *binds = 0;
-    e->mode_try = (struct eng_mode_try){ true, update, split_blocks };
+    e->mode_try = m;
     stk_status st = candidate(s, &in, &c);
     if (st == STK_OK) st = plan_build(&in, &p, NULL, &e->err);
     if (st == STK_OK) st = predict_both(e, p, &in, &quiet, binds);
@@ -157,8 +158,8 @@ static bool consider(struct search *s, enum plan_update update, uint32_t split_b
     stk_error_clear(&e->err);
     *seconds = (quiet + *binds) / 2;
     if (st != STK_OK) return false;
-    if (update == PLAN_CHASE) s->chase_s = *seconds;
-    bool other = e->cfg.update == STK_UPDATE_AUTO && update != PLAN_CHASE;
+    if (m.update == PLAN_CHASE) s->chase_s = *seconds;
+    bool other = e->cfg.update == STK_UPDATE_AUTO && m.update != PLAN_CHASE;
     if ((s->best_s > 0 && *seconds >= s->best_s) || (other && !worth(s, quiet, *binds))) return true;
     s->best_s = *seconds;
     s->best_binds_s = *binds;
@@ -166,31 +167,56 @@ static bool consider(struct search *s, enum plan_update update, uint32_t split_b
     return true;
 }
 
-/* How many blocks to split, where the norm is known before the update. 0: none. */
+static bool split(struct search *s, uint32_t n, double *seconds)
+{
+    double binds;
+    return consider(s, (struct eng_mode_try){ true, PLAN_SPLIT, n, 0, 0 }, seconds, &binds);
+}
+
+/* How many blocks to split, where the norm is known before the update: quarters, then around the best of
+ * these in smaller and smaller steps. 0: none. */
 static uint32_t search_split(struct search *s)
 {
     uint32_t n = s->e->n_use_blocks, best = 0;
-    double least = s->chase_s, at, binds;
+    double least = s->chase_s, at;
     for (uint32_t k = 1; k <= 4; k++)
-        if (consider(s, PLAN_SPLIT, n * k / 4, &at, &binds) && (least <= 0 || at < least)) {
+        if (split(s, n * k / 4, &at) && (least <= 0 || at < least)) {
             least = at;
             best = n * k / 4;
         }
-    uint32_t middle = best, step = n / 8;
-    for (int side = -1; side <= 1 && middle > 0 && step > 0; side += 2) {
-        uint32_t k = side < 0 ? middle - step : middle + step;
-        if (k == 0 || k > n || !consider(s, PLAN_SPLIT, k, &at, &binds) || at >= least) continue;
-        least = at;
-        best = k;
+    for (uint32_t step = n / 8; step > 0; step /= 2) {
+        uint32_t middle = best;
+        for (int side = -1; side <= 1 && middle > 0; side += 2) {
+            uint32_t k = side < 0 ? middle - step : middle + step;
+            if ((side < 0 && middle <= step) || k > n || !split(s, k, &at) || at >= least) continue;
+            least = at;
+            best = k;
+        }
     }
     return best;
+}
+
+/* Which blocks are split in a step that is tried. The first, which the forward waits for at once, and
+ * those behind it whose gradients come as late; or none of these, where the forward waits for all of the
+ * update anyway: then one before the last block, whose commit keeps the team busy while the last block is
+ * computed and there is no gradient yet. */
+static void search_tried(struct search *s, uint32_t split_blocks)
+{
+    static const struct { uint32_t first, late; } tried[] = { { 1, 0 }, { 2, 0 }, { 0, 1 } };
+    double at, binds;
+    for (size_t k = 0; k < sizeof tried / sizeof tried[0]; k++) {
+        uint32_t least = tried[k].first ? tried[k].first : 1;
+        struct eng_mode_try m = { true, PLAN_SPECULATE, split_blocks > least ? split_blocks : least,
+                                  tried[k].first, tried[k].late };
+        consider(s, m, &at, &binds);
+    }
 }
 
 static bool place_base(struct search *s)
 {
     stk_engine *e = s->e;
     uint32_t notes = e->n_notes;
-    e->mode_try = (struct eng_mode_try){ true, PLAN_CHASE, 0 };
+    e->mode_try = chase_try;
     stk_status st = place_choose(e, s->host, s->device, &s->base);
     eng_notes_cut(e, notes);
     stk_error_clear(&e->err);
@@ -203,12 +229,12 @@ static void search_all(struct search *s)
     double at, binds;
     stk_update asked = s->e->cfg.update;
     if (!place_base(s)) return; /* the caller says why */
-    consider(s, PLAN_CHASE, 0, &at, &binds);
-    uint32_t split = s->nvme ? 0 : search_split(s);
+    consider(s, chase_try, &at, &binds);
+    uint32_t blocks = s->nvme ? 0 : search_split(s);
     if (asked == STK_UPDATE_SPLIT) return;
     if (asked == STK_UPDATE_SPECULATE) s->best_s = 0;
-    if (!s->nvme) consider(s, PLAN_SPECULATE, split ? split : 1, &at, &binds);
-    else consider(s, PLAN_SPECULATE, 0, &at, &binds);
+    if (!s->nvme) search_tried(s, blocks);
+    else consider(s, (struct eng_mode_try){ true, PLAN_SPECULATE, 0, 0, 0 }, &at, &binds);
 }
 
 static const char *mode_name(enum plan_update u)
@@ -230,24 +256,50 @@ static void say(const struct search *s)
              2 * s->best_s - s->best_binds_s, binds, s->chase_s);
 }
 
-stk_status mode_place(stk_engine *e, uint64_t host_limit, uint64_t device_limit,
-                      struct eng_placement *out)
+static bool open_mode(const stk_engine *e)
 {
     stk_update u = e->cfg.update;
-    bool open = u == STK_UPDATE_AUTO || ((u == STK_UPDATE_SPLIT || u == STK_UPDATE_SPECULATE) &&
-                                         e->cfg.split_blocks == UINT32_MAX);
-    struct search s = { .e = e, .host = host_limit, .device = device_limit };
-    if (open && predictable(e)) search_all(&s);
+    bool parts = (u == STK_UPDATE_SPLIT || u == STK_UPDATE_SPECULATE) && e->cfg.split_blocks == UINT32_MAX;
+    return (u == STK_UPDATE_AUTO || parts) && predictable(e);
+}
+
+/* Searches, and places what is best. *nvme: state of chase, whose placement is compared, lies there. */
+static stk_status search_and_place(stk_engine *e, uint64_t host, uint64_t device, bool *nvme,
+                                   struct eng_placement *out)
+{
+    struct search s = { .e = e, .host = host, .device = device };
+    if (open_mode(e)) search_all(&s);
+    *nvme = s.nvme;
     memset(&e->mode_try, 0, sizeof e->mode_try);
-    if (s.best_s > 0 && !(u == STK_UPDATE_SPLIT && s.best.update != PLAN_SPLIT)) {
+    if (s.best_s > 0 && !(e->cfg.update == STK_UPDATE_SPLIT && s.best.update != PLAN_SPLIT)) {
         e->mode_try = s.best;
         say(&s);
     }
     uint32_t notes = e->n_notes;
-    stk_status st = place_choose(e, host_limit, device_limit, out);
+    stk_status st = place_choose(e, host, device, out);
     if (st == STK_OK || !e->mode_try.set || e->mode_try.update == PLAN_CHASE) return st;
-    e->mode_try = (struct eng_mode_try){ true, PLAN_CHASE, 0 }; /* merged chunks hid what is too much */
+    e->mode_try = chase_try; /* merged chunks hid what is too much */
     eng_notes_cut(e, notes > 0 ? notes - 1 : 0);
     stk_error_clear(&e->err);
-    return place_choose(e, host_limit, device_limit, out);
+    return place_choose(e, host, device, out);
+}
+
+stk_status mode_place(stk_engine *e, uint64_t host_limit, uint64_t device_limit,
+                      struct eng_placement *out)
+{
+    const stk_act asked = e->cfg.activations;
+    uint32_t last[STK_ACT_N], notes = e->n_notes;
+    bool nvme = false;
+    STK_TRY(search_and_place(e, host_limit, device_limit, &nvme, out));
+    if (asked != STK_ACT_AUTO || nvme || !e->mode_try.set || e->mode_try.update == PLAN_CHASE) return STK_OK;
+    /* Activations were compared for the mode, but the mode with those that chase wants: once more, with the
+     * activations that this mode wants. */
+    memcpy(last, e->cfg.activations_last, sizeof last);
+    e->cfg.activations = (stk_act)(out->act + 1);
+    for (uint32_t p = 0; p < PLAN_ACT_N; p++) e->cfg.activations_last[p + 1] = out->act_last[p];
+    eng_notes_cut(e, notes);
+    stk_status st = search_and_place(e, host_limit, device_limit, &nvme, out);
+    e->cfg.activations = asked;
+    memcpy(e->cfg.activations_last, last, sizeof last);
+    return st;
 }

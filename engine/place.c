@@ -330,7 +330,10 @@ static bool fits(const struct eng_placement *pl, const struct limits *lim)
 }
 
 /* What the arenas must have, may use and would like with the homes of `pl`. */
-struct needs { uint64_t least[PLAN_ARENA_N], useful[PLAN_ARENA_N], want[PLAN_ARENA_N]; };
+struct needs {
+    uint64_t least[PLAN_ARENA_N], useful[PLAN_ARENA_N], want[PLAN_ARENA_N];
+    uint64_t param_ahead;       /* PARAM: for prefetching; want may be for a cache */
+};
 
 /* The UPDATE arena where nobody gave a size or a budget. The forward pass is short and all transfers of
  * the update stand before it; activations grow with the tokens of a step, as does the time of backward, in
@@ -356,12 +359,17 @@ static stk_status grow(stk_engine *e, struct eng_placement *pl, const struct nee
     const uint64_t *want = n->want;
     static const uint8_t order[] = { PLAN_ARENA_UPDATE, PLAN_ARENA_BOUNCE, PLAN_ARENA_GRAD,
                                      PLAN_ARENA_CAST,   PLAN_ARENA_PARAM,  PLAN_ARENA_ACC,
-                                     PLAN_ARENA_ACT,    PLAN_ARENA_SAVE,   PLAN_ARENA_UPDATE };
+                                     PLAN_ARENA_ACT,    PLAN_ARENA_SAVE,   PLAN_ARENA_PARAM,
+                                     PLAN_ARENA_UPDATE };
+    bool again[PLAN_ARENA_N] = { false };
     for (size_t k = 0; k < sizeof order; k++) {
         uint8_t a = order[k];
         uint64_t had = pl->arena_bytes[a], most = want[a];
         /* what keeps the update going comes first, what reads further ahead for it last */
         if (k == 0 && most > 8 * largest_update_slot(e)) most = 8 * largest_update_slot(e);
+        /* a cache of parameters only spares the link: it takes what is left */
+        if (a == PLAN_ARENA_PARAM && !again[a] && most > n->param_ahead) most = n->param_ahead;
+        again[a] = true;
         if (k && a == PLAN_ARENA_UPDATE && most > 0 && !e->cfg.host_memory && !e->cfg.nvme_buffer)
             most = unasked_room(pl, n, lim);
         for (uint64_t more = most > had ? most - had : 0; more >= PAGE; more /= 2) {
@@ -394,6 +402,7 @@ static stk_status find_needs(stk_engine *e, const struct eng_placement *pl, stru
         if (n->useful[a] < n->least[a]) n->useful[a] = n->least[a];
     }
     desire(e, &in, n->least, n->useful, n->want);
+    n->param_ahead = n->want[PLAN_ARENA_PARAM];
     if (e->cfg.own_order) { /* accumulators and held blocks are engine/own.c's; the cache must hold
                              * what is held and what comes next */
         n->least[PLAN_ARENA_ACC] = n->want[PLAN_ARENA_ACC] = 0;
@@ -577,21 +586,28 @@ static bool allowed(stk_tier asked, enum chunk_home h)
 /* keep_half: of the last blocks that could be kept so many halves are */
 struct act_try { uint8_t rest; uint32_t keep_half, last[PLAN_ACT_N]; };
 
-/* The rates of the machine that the run is for, as far as they are known already. False: not at all. */
+/* The rates of the machine that the run is for, as far as they are known already. False: not at all. With
+ * clipping a speculating step is worth the mean of one whose norm binds and one whose norm does not, as in
+ * mode_auto.c. */
 static bool predicted(stk_engine *e, const struct eng_placement *pl, double *step_s)
 {
     struct plan_input in;
     struct plan *p = NULL;
     struct stk_error err = { 0 }, mine = e->err;
-    stk_prediction out = { .size = sizeof out };
+    const stk_machine *m = e->predicting ? &e->measured : NULL;
+    uint32_t n = pl->update == PLAN_SPECULATE && e->cfg.clip > 0 ? 2 : 1;
     bool figures = e->cfg.machine || e->predicting || e->caps.modelled_time, ok = false;
+    *step_s = 0;
     if (!figures || e->cfg.own_order || !place_trains(e)) return false;
-    if (place_input(e, pl, PLAN_TRAIN, &in) == STK_OK && plan_build(&in, &p, NULL, &err) == STK_OK)
-        ok = predict_plan(e, e->predicting ? &e->measured : NULL, p, &in, false, &out) == STK_OK;
+    if (place_input(e, pl, PLAN_TRAIN, &in) == STK_OK && plan_build(&in, &p, NULL, &err) == STK_OK) ok = true;
+    for (uint32_t k = 0; ok && k < n; k++) {
+        stk_prediction out = { .size = sizeof out };
+        ok = predict_plan(e, m, p, &in, k > 0, &out) == STK_OK && out.step_s > 0;
+        *step_s += out.step_s / n;
+    }
     plan_free(p);
     e->err = mine; /* what is not known is no error */
-    *step_s = out.step_s;
-    return ok && out.step_s > 0;
+    return ok;
 }
 
 static bool has_store(const stk_engine *e)
@@ -638,38 +654,70 @@ static uint32_t act_tries(const stk_engine *e, struct act_try *t, uint32_t *firs
     return n;
 }
 
+struct acts_best { struct eng_placement *out; struct act_try how; double seconds; bool ok, any, ends; };
+
+/* One try against the best so far. `only`: nothing else is tried, so there is nothing to compare with. */
+static stk_status try_acts(stk_engine *e, const struct eng_placement *homes, const struct act_try *t,
+                           bool only, const struct limits *lim, struct acts_best *b)
+{
+    struct eng_placement pl = *homes;
+    bool fit = false, tight = false;
+    double s = 0;
+    pl.act = (enum plan_act)t->rest;
+    memcpy(pl.act_last, t->last, sizeof pl.act_last);
+    if (acts_on_nvme(&pl) && !has_store(e)) return STK_OK;
+    pl.update = update_mode_choose(e, &pl);
+    mode_split_set(e, &pl);
+    STK_TRY(try_placement(e, &pl, lim, t->keep_half, &fit, &tight, &e->err));
+    b->any = true;
+    if (!b->ok && !fit) *b->out = pl;
+    if (!fit) return STK_OK;
+    bool keeps = t->rest == PLAN_ACT_KEEP && !tight; /* nothing is faster */
+    bool known = !keeps && !only && predicted(e, &pl, &s);
+    if (b->ok && !(known && s < 0.998 * b->seconds)) return STK_OK;
+    *b->out = pl;
+    b->how = *t;
+    b->seconds = known ? s : 0;
+    b->ok = true;
+    b->ends = keeps || b->seconds <= 0; /* or nothing to compare by */
+    return STK_OK;
+}
+
+/* What is recomputed beside what goes to host memory, in smaller and smaller steps from the best so far, with
+ * all kept that fit and with half of these. */
+static stk_status refine_acts(stk_engine *e, const struct eng_placement *homes, const struct limits *lim,
+                              struct acts_best *b)
+{
+    uint32_t n = acts_positions(e);
+    for (uint32_t step = n / 8; step > 0; step /= 2) {
+        const struct act_try from = b->how;
+        uint32_t again = from.last[PLAN_ACT_RECOMPUTE];
+        for (uint32_t k = 0; k < 4; k++) {
+            struct act_try t = from;
+            if (k & 1 ? again < step : again + step >= n) continue;
+            t.last[PLAN_ACT_RECOMPUTE] = k & 1 ? again - step : again + step;
+            t.keep_half = 2 - k / 2;
+            STK_TRY(try_acts(e, homes, &t, false, lim, b));
+        }
+    }
+    return STK_OK;
+}
+
 /* The best of one set of homes; `late`: of what is tried at last. *ok: something fits; else *out is what
  * was tried last. */
 static stk_status choose_acts(stk_engine *e, const struct eng_placement *homes, bool late,
                               const struct limits *lim, struct eng_placement *out, bool *ok, bool *any)
 {
     struct act_try t[ACT_TRIES];
+    struct acts_best b = { .out = out, .any = *any };
     uint32_t first = 0, n = act_tries(e, t, &first);
-    double best_s = 0;
-    *ok = false;
     if (!late) n = first;
-    for (uint32_t k = late ? first : 0; k < n; k++) {
-        struct eng_placement pl = *homes;
-        bool fit = false, tight = false;
-        double s = 0;
-        pl.act = (enum plan_act)t[k].rest;
-        memcpy(pl.act_last, t[k].last, sizeof pl.act_last);
-        if (acts_on_nvme(&pl) && !has_store(e)) continue;
-        if (*ok && best_s <= 0) break; /* nothing to compare by */
-        pl.update = update_mode_choose(e, &pl);
-        pl.split_blocks = split_blocks_choose(e, pl.update);
-        STK_TRY(try_placement(e, &pl, lim, t[k].keep_half, &fit, &tight, &e->err));
-        *any = true;
-        if (!*ok && !fit) *out = pl;
-        if (!fit) continue;
-        bool keeps = t[k].rest == PLAN_ACT_KEEP && !tight; /* nothing is faster */
-        bool known = !keeps && (*ok || k + 1 < n) && predicted(e, &pl, &s);
-        if (*ok && !(known && s < 0.995 * best_s)) continue;
-        *out = pl;
-        best_s = known ? s : 0;
-        *ok = true;
-        if (keeps) break;
-    }
+    for (uint32_t k = late ? first : 0; k < n && !b.ends; k++)
+        STK_TRY(try_acts(e, homes, &t[k], !b.ok && k + 1 == n, lim, &b));
+    if (b.ok && !b.ends && b.how.rest == PLAN_ACT_HOST && n > 1)
+        STK_TRY(refine_acts(e, homes, lim, &b));
+    *ok = b.ok;
+    *any = b.any;
     return STK_OK;
 }
 

@@ -125,6 +125,8 @@ struct plan_block_in {          /* one block as the plan sees it */
     uint64_t acc_bytes;         /* fp32 accumulator of the trainable part; 0: frozen */
     bool split;                 /* `split` and `speculate`: its parameters before its state, where that
                                  * is possible (plan_splits) */
+    bool split_tried;           /* `speculate`: in a period whose step is tried, too */
+    bool split_tried_only;      /* and in no other */
 };
 struct plan_chunk_in {
     uint32_t block;
@@ -304,13 +306,14 @@ static inline bool plan_sums(const struct plan_input *in)
     return in->update != PLAN_SPLIT && in->update != PLAN_SPECULATE;
 }
 
-/* `speculate`, a period whose step is tried: of what the plan splits only the first block of the order,
- * which the forward wants at once, is split; the other UPDATEs make everything and their COMMITs pass.
- * Their commits would take the time in which backward speculates, and what it does not speculate would
- * have to be committed again in the next period, and so on. */
-static inline bool plan_splits_when_tried(const struct plan_input *in, uint32_t chunk)
+/* `speculate`: which of what the plan splits is split depends on whether the period's step is tried; the other
+ * UPDATEs make everything and their COMMITs pass. In a tried step few are: their commits take the time in
+ * which backward speculates, and what it does not speculate would have to be committed again in the next
+ * period, and so on. */
+static inline bool plan_splits_now(const struct plan_input *in, uint32_t chunk, bool tried)
 {
-    return in->n_places > 0 && in->chunks[chunk].block == in->places[0].block;
+    const struct plan_block_in *b = &in->blocks[in->chunks[chunk].block];
+    return tried ? b->split_tried : !b->split_tried_only;
 }
 
 /* Inside an update slot: PARAM at 0, then OPT, then GRAD, each padded to 4096; a state whose home

@@ -3,8 +3,9 @@
  * Owns: segments and slots of a builder. Must not know: why a slot is wanted. Thread: the one that
  * builds. Two kinds of arenas: rings, whose slots are all used up when the next is taken (streams
  * of chunks), and general ones. General: best window of free bytes, where "best" is: drops no
- * cached block, or those needed latest; then bytes whose last use is longest ago, so that a new
- * slot rarely waits; then lowest. */
+ * cached block, or those needed latest; then, where activations else do not fit (plan_tuning.cells), one
+ * that cuts no piece off what a larger slot had, so that boundaries and full sets keep to bytes of their own; then bytes whose last use is longest ago, so that a
+ * new slot rarely waits; then lowest. */
 #include "base/sys.h"
 #include "engine/plan_impl.h"
 
@@ -157,6 +158,7 @@ struct window {
     uint64_t begin;
     uint32_t next_use, age;
     bool grows;
+    bool splits;                /* ends inside what another slot had: what is left of that may be of no use */
 };
 
 /* Looks at [begin, begin + size) where segment i begins. False: something in it must stay. */
@@ -168,6 +170,7 @@ static bool look(const struct plan_builder *b, const struct plan_timeline *t, ui
     w->next_use = PLAN_NO;
     w->age = 0;
     w->grows = end > t->high;
+    w->splits = false;
     for (; i < t->n && t->segs[i].begin < end; i++) {
         uint32_t slot = t->segs[i].slot;
         if (slot == PLAN_NO) continue;
@@ -183,6 +186,7 @@ static bool look(const struct plan_builder *b, const struct plan_timeline *t, ui
         if (t->capacity == UINT64_MAX && !b->tuning.tight && s->slow &&
             b->visits_emitted < s->retired_visit + SLOW_VISITS)
             return false;
+        if (t->segs[i].end > end) w->splits = true;
         if (b->p->slots[slot].last + 1 > w->age) w->age = b->p->slots[slot].last + 1;
     }
     return true;
@@ -194,6 +198,7 @@ static bool better(const struct plan_builder *b, const struct plan_timeline *t,
     if (b->tuning.tight && x->next_use == y->next_use) return false; /* the lowest */
     if (t->capacity == UINT64_MAX && x->grows != y->grows) return y->grows;
     if (x->next_use != y->next_use) return x->next_use > y->next_use;
+    if (b->tuning.cells && t == &b->arena[PLAN_ARENA_ACT] && x->splits != y->splits) return y->splits;
     return x->age < y->age;
 }
 

@@ -2,8 +2,8 @@
  * their order, each with what must be there.
  *
  * Owns: the plan until it is handed out. Must not know: time, pointers, devices, rings. Any thread;
- * a pure function of its input. A build that runs out of room for activations is repeated with
- * fewer loads ahead, at last with lowest offsets and nothing ahead: exactly the build that
+ * a pure function of its input. A build that runs out of room for activations is repeated with slots of a
+ * size kept together, then with fewer loads ahead, at last with lowest offsets and nothing ahead: exactly the build that
  * plan_needs measures, so the least capacities always suffice. */
 #include "base/sys.h"
 #include "engine/plan_impl.h"
@@ -238,7 +238,7 @@ stk_status plan_build(const struct plan_input *in, struct plan **out, enum plan_
                       struct stk_error *err)
 {
     enum plan_arena where = PLAN_ARENA_N;
-    struct plan_tuning t = { false, in->prefetch };
+    struct plan_tuning t = { false, in->prefetch, false };
     *out = NULL;
     STK_TRY(plan_order_check(in, err));
     for (;;) {
@@ -249,6 +249,9 @@ stk_status plan_build(const struct plan_input *in, struct plan **out, enum plan_
             status == STK_ERR_NOMEM && !t.tight &&
             (where == PLAN_ARENA_ACT || where == PLAN_ARENA_ACC || where == PLAN_ARENA_SAVE);
         if (!again) return status == STK_OK ? STK_OK : stk_error_forward(err, &local);
+        bool cells = where == PLAN_ARENA_ACT && !t.cells;
+        t.cells = cells;
+        if (cells) continue;
         t.tight = where != PLAN_ARENA_ACT || t.load_ahead == 0;
         t.load_ahead = t.tight ? 0 : t.load_ahead / 2;
     }

@@ -44,6 +44,7 @@ struct plan_tuning {
     bool
         tight; /* lowest offsets, accumulators always swapped: the build that plan_needs measures */
     uint32_t load_ahead; /* uses whose activations are loaded ahead */
+    bool cells; /* activations: small slots do not take pieces of what large ones had */
 };
 
 struct plan_builder {

@@ -58,7 +58,7 @@ stk_status plan_needs(const struct plan_input *in, uint64_t least[PLAN_ARENA_N],
     enum plan_arena where;
     STK_TRY(plan_order_check(in, err));
     for (int a = 0; a < PLAN_ARENA_N; a++) free_in.arena_bytes[a] = UINT64_MAX;
-    STK_TRY(plan_build_once(&free_in, (struct plan_tuning){ true, 0 }, &p, &where, err));
+    STK_TRY(plan_build_once(&free_in, (struct plan_tuning){ true, 0, false }, &p, &where, err));
     for (int a = 0; a < PLAN_ARENA_N; a++) least[a] = p->peak_bytes[a];
     least[PLAN_ARENA_PARAM] = 0; /* that build caches; a block at a time is enough */
     for (uint32_t i = 0; i < p->n_slots; i++)
@@ -68,7 +68,7 @@ stk_status plan_needs(const struct plan_input *in, uint64_t least[PLAN_ARENA_N],
     if (in->own) own_param_need(in, &least[PLAN_ARENA_PARAM]);
     plan_free(p);
     STK_TRY(
-        plan_build_once(&free_in, (struct plan_tuning){ false, in->prefetch }, &p, &where, err));
+        plan_build_once(&free_in, (struct plan_tuning){ false, in->prefetch, false }, &p, &where, err));
     for (int a = 0; a < PLAN_ARENA_N; a++)
         useful[a] = p->peak_bytes[a] > least[a] ? p->peak_bytes[a] : least[a];
     plan_free(p);

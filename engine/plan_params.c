@@ -88,6 +88,17 @@ void plan_hand_end(struct plan_builder *b)
 
 /* --- a chunk's way to its PARAM slot --- */
 
+/* Nothing hides the update of the block that the first visit reads: copies of parameters that a later one
+ * wants (ready long since, if they were updated ahead of the norm) would take DRAM's time from it. But for
+ * the second's, which is wanted at once. PLAN_NO: nothing to wait for. */
+static uint32_t first_block_updated(const struct plan_builder *b, uint32_t visit)
+{
+    const struct plan_block_in *x = &b->in->blocks[b->uses[0].block];
+    bool later = b->use_of[visit] >= 2 && b->p->visits[visit].dir == PLAN_FORWARD;
+    if (!later || b->in->update != PLAN_SPECULATE || x->n_chunks_trainable == 0) return PLAN_NO;
+    return b->update_node[x->first_chunk + x->n_chunks_trainable - 1];
+}
+
 static void bring_chunk(struct plan_builder *b, uint32_t chunk, uint32_t slot, uint32_t visit,
                         bool demand)
 {
@@ -128,6 +139,7 @@ static void bring_chunk(struct plan_builder *b, uint32_t chunk, uint32_t slot, u
     x->slot_offset_bytes = c->offset_bytes;
     x->src_slot = bounce;
     plan_node_dep(b, source);
+    if (!nvme) plan_node_dep(b, first_block_updated(b, visit));
     if (!handed) plan_node_deps(b, b->slot_state[slot].before);
     uint32_t node = plan_node_end(b);
     if (!nvme) note_reader(b, chunk, node);

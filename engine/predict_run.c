@@ -147,8 +147,8 @@ static void spec_completed(struct predicted *r, uint32_t node)
 static bool whole(const struct predicted *r, const struct plan_node *n)
 {
     const struct plan_input *in = r->in->input;
-    return in->update == PLAN_SPECULATE && !r->in->norm_fails && n->part == PLAN_RUN_UPDATE &&
-           plan_splits(in, n->chunk) && !plan_splits_when_tried(in, n->chunk);
+    return in->update == PLAN_SPECULATE && n->part == PLAN_RUN_UPDATE && plan_splits(in, n->chunk) &&
+           !plan_splits_now(in, n->chunk, !r->in->norm_fails);
 }
 
 /* A quiet run: what was made in the period before is right. */

@@ -275,10 +275,12 @@ static stk_status reserve_host(stk_engine *e)
         e->arena[a] = p;
         STK_TRY(dev_host_register(e->dev, p, round_page(e->place.arena_bytes[a]), &e->err));
     }
-    for (uint32_t i = 0; i < e->n_reserves; i++)
-        if (e->reserves[i].where == STK_ON_HOST)
-            STK_TRY(near_reserve(e, e->reserves[i].owner, round_page(e->reserves[i].size_bytes), NULL,
-                                 &e->reserves[i].base));
+    for (uint32_t i = 0; i < e->n_reserves; i++) {
+        struct eng_reserve *r = &e->reserves[i];
+        if (r->where != STK_ON_HOST) continue;
+        STK_TRY(near_reserve(e, r->owner, round_page(r->size_bytes), NULL, &r->base));
+        STK_TRY(dev_host_register(e->dev, r->base, round_page(r->size_bytes), &e->err));
+    }
     return STK_OK;
 }
 
@@ -396,6 +398,7 @@ static stk_status seal_plan(stk_engine *e)
 {
     if (e->baseline_bytes == 0) e->baseline_bytes = mem_resident_bytes();
     dev_caps_read(e->dev, &e->caps); /* with what prepare mode has found */
+    e->device_limit = e->caps.memory_bytes;
     STK_TRY(default_places(e));
     STK_TRY(build_layout(e));
     STK_TRY(alloc_tables(e));

@@ -118,7 +118,12 @@ typedef enum {
     STK_MOMENTS_8BIT      /* inexact: 8-bit codes with an fp32 scale for each 64 elements: 2.125 bytes.
                            * Blocks with a tensor marked `embedding` keep fp32 */
 } stk_moments;
-typedef enum { STK_DEVICE_HOST, STK_DEVICE_HOST_DISCRETE, STK_DEVICE_SIM } stk_device_kind;
+typedef enum {
+    STK_DEVICE_HOST,
+    STK_DEVICE_HOST_DISCRETE,
+    STK_DEVICE_SIM,
+    STK_DEVICE_CUDA      /* of a build with CUDA; stk_open says why it cannot be used. Not with simulate */
+} stk_device_kind;
 typedef enum { STK_MATMUL_AUTO, STK_MATMUL_F32, STK_MATMUL_BF16 } stk_matmul;
 typedef enum {
     STK_STORAGE_AUTO,
@@ -210,9 +215,9 @@ typedef struct stk_config {
                                    * is then only for optimizer state on NVMe */
     uint64_t moments_seed;        /* BF16: of the rounding */
     uint32_t activations_last[STK_ACT_N]; /* a mix, from the end of the order: the last so many blocks
-                                   * [KEEP] keep, so many before them [RECOMPUTE] are recomputed, then
-                                   * [HOST], then [NVME]; all others as `activations` says, which is
-                                   * then no policy that stands before one of these. Only positions
+                                   * [KEEP] keep, so many of those before them [RECOMPUTE], evenly, are
+                                   * recomputed, then [HOST], then [NVME]; all others as `activations`
+                                   * says, which is then no policy that stands before one of these. Only positions
                                    * count that leave a full set and are not fused. All 0: no mix */
     uint32_t split_blocks;        /* split, and speculate on a device with memory of its own: of so many
                                    * blocks, the first of the order, the parameters are made before the

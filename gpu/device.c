@@ -5,6 +5,7 @@
  * work is queued. */
 #include "gpu/device_impl.h"
 
+#include <stdio.h>
 #include <string.h>
 
 const char *dev_cmd_name(enum dev_cmd_kind kind)
@@ -23,9 +24,25 @@ static const struct dev_ops *dev_find(enum dev_kind kind)
     case DEV_HOST:
     case DEV_HOST_DISCRETE:
     case DEV_SIM: return &host_dev_ops;
-    case DEV_CUDA: break;
+    case DEV_CUDA:
+#ifdef STK_CUDA
+        return &cuda_dev_ops;
+#else
+        break;
+#endif
     }
     return NULL;
+}
+
+static stk_status dev_missing(enum dev_kind kind, struct stk_error *err)
+{
+    if (kind == DEV_CUDA)
+        return stk_error_set(err, STK_ERR_UNSUPPORTED, 0,
+                             "device cuda is not in this build: build it with `./dev build --cuda`, "
+                             "or use host or host:discrete");
+    return stk_error_set(err, STK_ERR_UNSUPPORTED, 0,
+                         "device kind %d is not in this build; use host, host:discrete or sim",
+                         (int)kind);
 }
 
 stk_status dev_open(const struct dev_cfg *cfg, struct dev **out, struct stk_error *err)
@@ -33,15 +50,21 @@ stk_status dev_open(const struct dev_cfg *cfg, struct dev **out, struct stk_erro
     STK_ASSERT(cfg && cfg->ex && out);
     *out = NULL;
     const struct dev_ops *ops = dev_find(cfg->kind);
-    if (!ops)
-        return stk_error_set(err, STK_ERR_UNSUPPORTED, 0,
-                             "device kind %d is not in this build; use host, host:discrete or sim",
-                             (int)cfg->kind);
+    if (!ops) return dev_missing(cfg->kind, err);
     STK_ASSERT(ops->version == DEV_OPS_VERSION);
     STK_TRY(ops->open(cfg, out, err));
     (*out)->ops = ops;
     (*out)->ex = cfg->ex;
     exec_event_init(cfg->ex, &(*out)->sync);
+    return STK_OK;
+}
+
+stk_status dev_describe(enum dev_kind kind, char *text, size_t text_bytes, struct stk_error *err)
+{
+    const struct dev_ops *ops = dev_find(kind);
+    if (!ops) return dev_missing(kind, err);
+    if (ops->describe) return ops->describe(text, text_bytes, err);
+    snprintf(text, text_bytes, "%s", ops->name);
     return STK_OK;
 }
 
@@ -104,6 +127,11 @@ uint64_t dev_stream_busy_ns(const struct dev_stream *s) { return s->dev->ops->st
 uint32_t dev_work_read(const struct dev *d, struct dev_work out[DEV_WORK_MAX])
 {
     return d->ops->work_read(d, out);
+}
+
+void dev_work_measure(struct dev *d, bool on)
+{
+    if (d->ops->work_measure) d->ops->work_measure(d, on);
 }
 
 static stk_status dev_enqueue(struct dev_stream *s, const struct dev_cmd *cmd,

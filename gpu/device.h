@@ -9,7 +9,9 @@
  *                          tests and the demo run so
  *   sim            host:discrete's numerics with modelled time (needs the simulation backend of
  *                  base/exec.h)
- *   cuda           (its own issue)
+ *   cuda           an NVIDIA card, compute capability 7.5 and later (meson option `cuda`): CUDA's
+ *                  runtime, cuBLASLt, own kernels. The first card that CUDA shows
+ *                  (CUDA_VISIBLE_DEVICES chooses); needs exec's threads: a card keeps its own time
  *
  * STREAMS. A stream runs what is queued in order, LATER: a call returns when the work is queued,
  * never when it is done. Streams are lanes of base/exec.h. Each has a bounded queue: when it is
@@ -38,7 +40,7 @@ struct dev_stream;
 
 enum dev_kind { DEV_HOST, DEV_HOST_DISCRETE, DEV_SIM, DEV_CUDA };
 enum dev_matmul {
-    DEV_MATMUL_AUTO /* measured once at dev_open */,
+    DEV_MATMUL_AUTO /* measured once at dev_open; DEV_CUDA: bf16 where the card has it (8.0) */,
     DEV_MATMUL_F32,
     DEV_MATMUL_BF16
 };
@@ -56,7 +58,9 @@ struct dev_model { /* of DEV_SIM: rates of the machine one does not own */
 struct dev_cfg {
     enum dev_kind kind;
     struct exec *ex;            /* borrowed until dev_close */
-    uint64_t memory_bytes;      /* cap of the device's own memory; 0 for DEV_HOST without a cap */
+    uint64_t memory_bytes;      /* cap of the device's own memory; 0 for DEV_HOST without a cap.
+                                 * DEV_CUDA: of all that this process takes on the card, what CUDA
+                                 * and its libraries take included; 0: what is free there */
     uint32_t compute_threads;   /* host kinds: OpenMP threads of operations; 0: topology_threads */
     enum dev_matmul matmul;
     uint64_t seed;              /* discrete: poison pattern of fresh memory (NaNs) */
@@ -87,6 +91,10 @@ struct dev_caps {
 };
 
 stk_status dev_open(const struct dev_cfg *cfg, struct dev **out, struct stk_error *err);
+/* One line on what a device of this kind would be on this machine, for `stoker doctor`; an error: why it
+ * cannot be used, and what to do. Opens no device. DEV_CUDA: takes as long as its driver needs to start,
+ * and leaves its context to the end of the process. */
+stk_status dev_describe(enum dev_kind kind, char *text, size_t text_bytes, struct stk_error *err);
 void dev_close(struct dev *d); /* streams must be closed; NULL allowed */
 void dev_caps_read(const struct dev *d, struct dev_caps *out);
 /* Measures caps.matmul_flops_per_s where it is 0 (a tenth of a second; nothing where time is
@@ -97,7 +105,10 @@ stk_status dev_matmul_rate(struct dev *d, struct stk_error *err);
  * page-aligned host memory. STK_ERR_NOMEM with the numbers when above memory_bytes. */
 stk_status dev_reserve(struct dev *d, uint64_t size_bytes, void **out, struct stk_error *err);
 /* Host memory that copies will touch: registered (pinned) where the device wants it. No effect on
- * host kinds. */
+ * host kinds. DEV_CUDA: whole pages; STK_ERR_NOMEM names the bytes and the limit to raise. Copies
+ * of memory that is not registered are right, but wait for each other and for the caller: they are
+ * counted apart (dev_work_read, "copy_pageable"). dev_close forgets what is still registered; the memory
+ * must be there until then. */
 stk_status dev_host_register(struct dev *d, void *base, uint64_t size_bytes, struct stk_error *err);
 void dev_host_unregister(struct dev *d, void *base);
 
@@ -149,6 +160,10 @@ struct dev_work {
     double flops, bytes;
 };
 uint32_t dev_work_read(const struct dev *d, struct dev_work out[DEV_WORK_MAX]);
+/* DEV_CUDA measures the time of each kind only while this is on, as it costs two records a command; the
+ * other figures are always there. No effect on other kinds, which always measure. Application's thread,
+ * no work queued. */
+void dev_work_measure(struct dev *d, bool on);
 
 void dev_prepare_begin(struct dev *d);
 /* Modelled time of everything that was asked for since begin, in nanoseconds: what it would take the

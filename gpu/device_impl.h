@@ -118,7 +118,27 @@ _Static_assert(sizeof(struct dev_cmd) <= 256, "a queue's slot is bounded");
 
 const char *dev_cmd_name(enum dev_cmd_kind kind);
 
-/* All entries but the last three are required. Thread and blocking as the public call of the same
+/* --- operands of a command (gpu/spans.c); pure ------------------------------------------------- */
+
+#define DEV_SPANS_MAX 16
+enum dev_side { DEV_SIDE_DEVICE, DEV_SIDE_HOST, DEV_SIDE_SCRATCH };
+struct dev_span {
+    const char *name;
+    const void *p;
+    uint64_t size_bytes;
+    enum dev_side side;
+};
+/* Every buffer a command touches (options that are off are left out); returns how many. */
+uint32_t dev_spans(const struct dev_cmd *cmd, struct dev_span *out);
+/* Each span must lie inside the arena, or outside of it where it is the host's. STK_ERR_DEVICE
+ * names op and operand. */
+stk_status dev_check_spans(const void *arena, uint64_t arena_bytes, const struct dev_cmd *cmd,
+                           struct stk_error *err);
+/* FLOPs of a command (0: bound by memory) and bytes of its operands on the device, each once. */
+double dev_cmd_flops(const struct dev_cmd *cmd);
+double dev_cmd_bytes(const struct dev_cmd *cmd);
+
+/* All entries but the last are required. Thread and blocking as the public call of the same
  * name in gpu/device.h says. */
 struct dev_ops {
     uint32_t version; /* DEV_OPS_VERSION the backend was written for */
@@ -152,6 +172,9 @@ struct dev_ops {
     void (*model_read)(const struct dev *d, struct dev_model *out);
     /* Sets caps.matmul_flops_per_s, which is 0; NULL: there is nothing to measure. */
     stk_status (*matmul_rate)(struct dev *d, struct stk_error *err);
+    /* dev_describe; NULL: the name alone. dev_work_measure; NULL: always measured. */
+    stk_status (*describe)(char *text, size_t text_bytes, struct stk_error *err);
+    void (*work_measure)(struct dev *d, bool on);
 };
 
 struct dev {
@@ -170,6 +193,9 @@ struct dev_stream {
 
 extern const struct dev_ops
     host_dev_ops; /* gpu/host/host_dev.c: DEV_HOST, DEV_HOST_DISCRETE, DEV_SIM */
+#ifdef STK_CUDA
+extern const struct dev_ops cuda_dev_ops; /* gpu/cuda/cuda_dev.c: DEV_CUDA */
+#endif
 
 /* ops.c to device.c: prepares or queues one checked operation. */
 stk_status dev_submit(struct dev_stream *s, const struct dev_cmd *cmd, struct stk_error *err);

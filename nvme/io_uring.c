@@ -2,7 +2,7 @@
  * through an exec source.
  *
  * Owns the rings. `start` writes a submission entry, `kick` hands all of them over with one
- * system call. There are never more parts under way than `depth` (io.c), the submission queue
+ * system call (large ones by twos: APART_BYTES). There are never more parts under way than `depth` (io.c), the submission queue
  * has at least that many places and the completion queue twice as many, so neither can overflow.
  * A completion carries slot and generation of its part: an unknown one is a programmer error.
  *
@@ -32,6 +32,13 @@
 #include <unistd.h>
 
 #define RETRY_NS 1000000u
+/* The kernel joins neighbouring requests of one submission of more than two into requests of up to
+ * max_sectors_kb. Small ones gain by that (16 KiB: 1.26 times the rate); of parts from this size on
+ * the drive would see a few huge requests where `depth` were asked for: 16 x 1 MiB became 4 x 4, at
+ * 0.8 of the rate, and how many were joined depended on how completions came together. So such
+ * parts are submitted by twos; a system call costs nothing beside them. */
+#define APART_BYTES (128u << 10)
+#define APART_PARTS 2u
 
 /* --- is it allowed here? ---------------------------------------------------------------------- */
 
@@ -296,6 +303,8 @@ static void prepare(struct ring *r, struct io_uring_sqe *sqe, const struct io_pa
     io_uring_sqe_set_data64(sqe, (uint64_t)p->generation << 32 | (p->index + 1));
 }
 
+static void uring_kick(struct io *io, struct io_drive *d);
+
 static void uring_start(struct io *io, struct io_part *p)
 {
     struct ring *r = p->drive->impl;
@@ -307,6 +316,7 @@ static void uring_start(struct io *io, struct io_part *p)
     STK_ASSERT(sqe && r->n_prepared < io->cfg.depth);
     prepare(r, sqe, p);
     r->prepared[r->n_prepared++] = p;
+    if (r->n_prepared == APART_PARTS && p->size_bytes >= APART_BYTES) uring_kick(io, p->drive);
 }
 
 /* The kernel took the `n` oldest prepared entries. */

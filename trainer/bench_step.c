@@ -217,6 +217,7 @@ static stk_status measure(struct bench *b, struct stk_error *err)
     double warm;
     rng_seed(&r, 7);
     STK_TRY(bench_limits_round(b->limits, err));
+    dev_work_measure(stk_device(b->e), true);
     STK_TRY(one_step(b, &r, &warm, err));
     b->n_before = dev_work_read(stk_device(b->e), b->before);
     memset(&b->exposed, 0, sizeof b->exposed);

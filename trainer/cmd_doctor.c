@@ -100,6 +100,16 @@ static void show_matmul(void)
     }
 }
 
+static void show_cuda(void)
+{
+    struct stk_error err = { 0 };
+    char text[256];
+    if (dev_describe(DEV_CUDA, text, sizeof text, &err) == STK_OK)
+        printf("cuda        %s\n", text);
+    else
+        printf("cuda        not usable: %s\n", err.text);
+}
+
 static void nothing(void *arg) { (void)arg; }
 
 static void show_uring(void)
@@ -157,6 +167,7 @@ int cmd_doctor(int argc, char **argv)
     show_cpu();
     show_memory();
     show_matmul();
+    show_cuda();
     show_uring();
     if (o.nvme.n == 0) printf("nvme        no folder given: --nvme DIR checks one\n");
     for (uint32_t i = 0; i < o.nvme.n; i++) good = show_folder(o.nvme.item[i]) && good;

@@ -64,6 +64,10 @@ void forecast_measure(struct forecast *f, struct run *r)
 {
     const struct run_opts *o = r->opts;
     if (!f->wanted || o->machine || run_opts_given(o, "simulate")) return;
+    if (o->device == STK_DEVICE_CUDA) { /* its copies and its memory are not measured yet */
+        fail(f, "a card is not measured yet: describe the machine (--machine FILE)");
+        return;
+    }
     pulse_phase(r->pulse, "measuring this machine", 0);
     f->measured = stk_machine_measure(r->e, &f->machine) == STK_OK;
     if (!f->measured) fail(f, stk_error_text(r->e));

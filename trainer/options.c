@@ -14,7 +14,7 @@ static const char *const dtype_names[] = { "bf16", "fp16", NULL };
 static const char *const optimizer_names[] = { "adamw", "adam", NULL };
 static const char *const moments_names[] = { "fp32", "bf16", "8bit", NULL };
 const char *moments_name(int kind) { return moments_names[kind]; }
-static const char *const device_names[] = { "host", "host:discrete", "sim", NULL };
+static const char *const device_names[] = { "host", "host:discrete", "sim", "cuda", NULL };
 static const char *const params_names[] = { "auto", "device", "host", "nvme", NULL };
 static const char *const state_names[] = { "auto", "host", "nvme", NULL };
 static const char *const accumulate_names[] = { "layer", "micro", NULL };

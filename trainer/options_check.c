@@ -161,6 +161,8 @@ static stk_status check_tiers(const struct run_opts *o, uint32_t verb, struct st
     if (o->sim_faults && !sim) REFUSE("--sim-faults has no effect without --storage sim");
     if (o->device == STK_DEVICE_SIM && !simulate)
         REFUSE("--device sim has modelled time and needs --simulate SEED");
+    if (o->device == STK_DEVICE_CUDA && simulate)
+        REFUSE("--device cuda keeps its own time and does not go with --simulate: use --device sim");
     if (o->device == STK_DEVICE_HOST && !o->machine && run_opts_given(o, "device-memory"))
         REFUSE("--device-memory has no effect with --device host, which has no memory of its own: "
                "use --host-memory, or --device host:discrete");

@@ -2,7 +2,7 @@
  * pieces of its operations.
  *
  * Files: host_dev.c device and memory; host_stream.c streams and marks; host_run.c what a command
- * does; host_spans.c where a command's operands lie; matmul.c products (oneDNN); linear.c, head.c,
+ * does; host_model.c how long it would take; matmul.c products (oneDNN); linear.c, head.c,
  * head_rows.c operations built on products. */
 #ifndef GPU_HOST_IMPL_H
 #define GPU_HOST_IMPL_H
@@ -60,7 +60,7 @@ stk_status host_stream_enqueue(struct dev_stream *s, const struct dev_cmd *cmd,
 stk_status host_mark_init(struct dev *d, struct dev_mark *m, struct stk_error *err);
 void host_mark_free(struct dev_mark *m);
 
-/* --- commands (host_run.c, host_spans.c) ------------------------------------------------------ */
+/* --- commands (host_run.c, host_model.c) ------------------------------------------------------ */
 /* Runs a copy, a zero or an operation now, on the calling lane, and counts it. */
 stk_status host_run(struct host_dev *h, const struct dev_cmd *cmd, struct stk_error *err);
 void host_count(struct host_dev *h, uint32_t row, uint64_t ns, double flops, double bytes);
@@ -68,23 +68,6 @@ uint32_t host_work_read(const struct dev *d, struct dev_work out[DEV_WORK_MAX]);
 stk_status host_prepare(struct dev *d, const struct dev_cmd *cmd, uint64_t *scratch_bytes,
                         struct stk_error *err);
 
-#define HOST_SPANS_MAX 16
-enum host_side { HOST_SIDE_DEVICE, HOST_SIDE_HOST, HOST_SIDE_SCRATCH };
-struct host_span {
-    const char *name;
-    const void *p;
-    uint64_t size_bytes;
-    enum host_side side;
-};
-/* Every buffer a command touches (options that are off are left out); returns how many. Pure. */
-uint32_t host_spans(const struct dev_cmd *cmd, struct host_span *out);
-/* Discrete: each span must lie inside the arena, or outside of it where it is the host's.
- * STK_ERR_DEVICE names op and operand. */
-stk_status host_check_spans(const struct host_dev *h, const struct dev_cmd *cmd,
-                            struct stk_error *err);
-/* FLOPs of a command (0: bound by memory) and bytes of its operands on the device, each once. */
-double host_cmd_flops(const struct dev_cmd *cmd);
-double host_cmd_bytes(const struct dev_cmd *cmd);
 /* DEV_SIM: modelled nanoseconds of a command. */
 uint64_t host_model_ns(const struct host_dev *h, const struct dev_cmd *cmd);
 /* And what it takes meanwhile of what the machine has only once. */

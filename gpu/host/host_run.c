@@ -167,8 +167,8 @@ stk_status host_run(struct host_dev *h, const struct dev_cmd *cmd, struct stk_er
     stk_status st = run_cmd(&j, cmd);
     uint64_t ns = exec_now_ns(h->base.ex) - start_ns - j.product_ns;
     /* The FLOPs of products are in their own row. */
-    host_count(h, cmd->kind, ns, has_products(cmd->kind) ? 0 : host_cmd_flops(cmd),
-               host_cmd_bytes(cmd));
+    host_count(h, cmd->kind, ns, has_products(cmd->kind) ? 0 : dev_cmd_flops(cmd),
+               dev_cmd_bytes(cmd));
     return st;
 }
 

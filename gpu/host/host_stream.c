@@ -116,7 +116,7 @@ static void stream_work(struct host_stream *s, const struct dev_cmd *cmd)
     if (atomic_load(&h->failed)) return;
     struct stk_error e = { 0 };
     uint64_t start_ns = exec_now_ns(h->base.ex);
-    stk_status st = h->discrete ? host_check_spans(h, cmd, &e) : STK_OK;
+    stk_status st = h->discrete ? dev_check_spans(h->arena, h->arena_bytes, cmd, &e) : STK_OK;
     if (st == STK_OK) st = host_run(h, cmd, &e);
     if (st != STK_OK) host_fail(h, &e);
     uint64_t ns = exec_now_ns(h->base.ex) - start_ns;

@@ -301,6 +301,35 @@ def test_pairs_refuse_in_one_sentence(place):
     refuse(["--what", "fioo"], "--dir", place, "--what", "fioo")
 
 
+def test_pairs_of_the_store_are_starts_and_can_miss(place):
+    """bench/nvme_pairs.py: each pair is a new process, and a store that is slower than its floor is not met; one odd start decides nothing."""
+    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "bench", "nvme_pairs.py")
+    stand_in = os.path.join(place, "stand_in")
+
+    def run(ratios):
+        count = os.path.join(place, "count")
+        with open(stand_in, "w") as f:
+            f.write("""#!/bin/sh
+n=$(cat '%s' 2>/dev/null || echo 0); echo $((n + 1)) > '%s'
+set -- %s
+shift $((n %% $#)); echo '{"plain": 1e9, "store": '$1', "store_no_checksums": 1e9}'
+""" % (count, count, " ".join(str(r * 1e9) for r in ratios)))
+        os.chmod(stand_in, 0o755)
+        done = subprocess.run([sys.executable, script, "--dir", place, "--what", "store", "--modes", "read", "--blocks", "1MiB", "--pairs-max",
+                               str(len(ratios)), "--store-pairs", stand_in], stdout=subprocess.PIPE, timeout=LIMIT_S)
+        lines = [json.loads(x) for x in done.stdout.splitlines()]
+        starts = int(open(count).read())
+        os.remove(count)
+        pairs = [x for x in lines if x["what"] == "store" and not x.get("summary")]
+        assert starts == len(pairs), (starts, len(pairs))
+        return done.returncode, next(x for x in lines if x.get("summary") and x["what"] == "store")
+
+    code, slow = run([0.90, 0.91, 0.89, 0.90, 0.92, 0.91, 0.90])
+    assert code == 1 and not slow["met"] and slow["median_ratio"] < 0.95, slow
+    code, fine = run([0.99, 1.00, 0.60, 0.98, 1.01, 0.99, 1.00, 0.98, 1.00])
+    assert code == 0 and fine["met"] and fine["ratio_min"] == 0.6 and 0.97 < fine["median_ratio"], fine
+
+
 def test_standard_output_that_is_full(place):
     with open("/dev/full", "w") as full:
         done = subprocess.run([STOKER, "bench", "nvme", place, *POINT, "--no-fio", "--mode", "read"], stdout=full,

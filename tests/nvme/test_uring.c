@@ -44,7 +44,7 @@ static struct { int answers[8]; uint32_t n, at; } script;
 /* Of the submitting lane. */
 static struct {
     uint64_t enters, entries, largest_bytes;
-    uint32_t outstanding_max;
+    uint32_t outstanding_max, large_max; /* of one call: entries of 128 KiB and more */
     bool overflowed;
 } seen;
 static _Atomic uint64_t polls;
@@ -60,11 +60,14 @@ int __wrap_io_uring_submit(struct io_uring *ring)
         return __real_io_uring_submit(ring);
     if (script.at < script.n) return script.answers[script.at++];
     struct ring *r = (struct ring *)((char *)ring - offsetof(struct ring, uring));
+    uint32_t large = 0;
     for (unsigned at = ring->sq.sqe_head; at != ring->sq.sqe_tail; at++) {
         uint32_t len = ring->sq.sqes[at & ring->sq.ring_mask].len;
         if (len > seen.largest_bytes) seen.largest_bytes = len;
+        large += len >= 128 * 1024;
         seen.entries++;
     }
+    if (large > seen.large_max) seen.large_max = large;
     seen.enters++;
     uint32_t outstanding = atomic_load(&r->outstanding);
     if (outstanding > seen.outstanding_max) seen.outstanding_max = outstanding;
@@ -413,8 +416,8 @@ TEST(uring_nvm_32_what_overflowed_is_fetched)
 
 /* --- system calls ----------------------------------------------------------------------------- */
 
-/* All that one task submits goes to the kernel in one call, and so does what one reap makes room
- * for. Buffered reads of cached bytes complete inside the call, so the count is exact. */
+/* All small parts that one task submits go to the kernel in one call, and so does what one reap
+ * makes room for; of large ones never more than two, which it would join. Buffered reads of cached bytes complete inside the call, so the count is exact. */
 TEST(uring_one_system_call_for_many_parts)
 {
     enum { MANY = 512, DEPTH = 32, LARGE = 4 * IO_TRANSFER_MAX };
@@ -431,7 +434,7 @@ TEST(uring_one_system_call_for_many_parts)
     memset(&seen, 0, sizeof seen);
     struct io_req rd = { .op = IO_READ, .file = file, .buf = buf, .size_bytes = LARGE };
     CHECK_OK(one(&w, &rd, &err), &err);
-    CHECK(seen.enters == 1 && seen.entries == 4 && seen.largest_bytes == IO_TRANSFER_MAX);
+    CHECK(seen.enters == 2 && seen.entries == 4 && seen.largest_bytes == IO_TRANSFER_MAX);
     struct io_req *reqs = calloc(MANY, sizeof *reqs);
     for (uint32_t i = 0; i < MANY; i++)
         reqs[i] = (struct io_req){ .op = IO_READ,
@@ -448,6 +451,15 @@ TEST(uring_one_system_call_for_many_parts)
     /* a cached page may have left in between: a little slack, far from one call each */
     CHECK(seen.enters >= MANY / DEPTH && seen.enters <= 2 * MANY / DEPTH);
     CHECK(polls <= seen.enters);
+    for (uint32_t i = 0; i < DEPTH; i++)
+        reqs[i] = (struct io_req){ .op = IO_READ,
+                                   .file = file,
+                                   .buf = buf + (uint64_t)i * LARGE / DEPTH,
+                                   .offset_bytes = (uint64_t)i * LARGE / DEPTH,
+                                   .size_bytes = LARGE / DEPTH };
+    memset(&seen, 0, sizeof seen);
+    CHECK_OK(run_batch(&w, reqs, DEPTH, &err), &err);
+    CHECK(seen.entries == DEPTH && seen.enters == DEPTH / 2 && seen.large_max == 2);
     free(reqs);
     world_close(&w);
     sys_munmap(buf, LARGE);

@@ -42,6 +42,18 @@ def test_use_01_contradicting_options_are_refused_by_name(p):
         refused(2, word, *args, absent=[p.at("never")])
 
 
+def test_device_cuda_says_what_is_missing(p):
+    """Where there is a card there is nothing to refuse but a memory larger than it."""
+    line = [x for x in run("doctor")[0].splitlines() if x.startswith("cuda ")][0]
+    args = ["train", "--model", p.model, "--data", p.data, "--out", p.at("never"), "--steps", "1", "--device", "cuda"]
+    if "not usable" in line:
+        refused(1, line.split("not usable: ")[1], *args, absent=[p.at("never")])
+        refused(1, "device cuda", *args, "--device-memory", "1GiB", absent=[p.at("never")])
+    else:
+        refused(1, "--device-memory", *args, "--device-memory", "900TiB", absent=[p.at("never")])
+    refused(2, "--simulate", *args, "--simulate", "1", absent=[p.at("never")])
+
+
 def small_train(p, model, data=None, *more):
     return ["train", "--model", model, "--data", data or p.data, "--out", p.at("never"), "--steps", "1", *SMALL, *more]
 

@@ -451,7 +451,7 @@ def test_inspect_and_doctor(p):
     p.train("seen", "--steps", "1", "--save-final-state")
     assert "checksums agree" in run("inspect", p.at("seen", "checkpoints"))[0]
     out, _ = run("doctor", "--nvme", p.root)
-    for word in ["processor", "memory", "products", "io_uring", "nvme"]:
+    for word in ["processor", "memory", "products", "cuda", "io_uring", "nvme"]:
         assert word in out, word
 
 

@@ -1,32 +1,33 @@
-/* gpu/host/host_spans.c - where the operands of a command lie, what follows for a memory of its
+/* gpu/spans.c - where the operands of a command lie, what follows for a device with a memory of its
  * own, and what a command costs.
  *
  * Owns the list of operands per command (the only place that knows it beside the kernels
- * themselves), the discrete check and the model of time. Pure, except that the check reads the
- * arena's bounds. Runs on stream lanes. */
-#include "gpu/host/host_impl.h"
+ * themselves), the check against an arena's bounds, FLOPs and bytes of a command. Pure. For every
+ * backend; must not know any of them. Runs wherever a backend does: on stream lanes (host), in the
+ * caller of an operation (cuda). */
+#include "gpu/device_impl.h"
 
 struct span_list {
-    struct host_span *out;
+    struct dev_span *out;
     uint32_t n;
 };
 
 static void span_put(struct span_list *l, const char *name, const void *p, uint64_t size_bytes,
-                     enum host_side side)
+                     enum dev_side side)
 {
     if (!p || size_bytes == 0) return;
-    STK_ASSERT(l->n < HOST_SPANS_MAX);
-    l->out[l->n++] = (struct host_span){ name, p, size_bytes, side };
+    STK_ASSERT(l->n < DEV_SPANS_MAX);
+    l->out[l->n++] = (struct dev_span){ name, p, size_bytes, side };
 }
 
 static void span_dev(struct span_list *l, const char *name, const void *p, uint64_t size_bytes)
 {
-    span_put(l, name, p, size_bytes, HOST_SIDE_DEVICE);
+    span_put(l, name, p, size_bytes, DEV_SIDE_DEVICE);
 }
 
 static void span_scratch(struct span_list *l, struct ops_scratch s)
 {
-    span_put(l, "scratch", s.base, s.size_bytes, HOST_SIDE_SCRATCH);
+    span_put(l, "scratch", s.base, s.size_bytes, DEV_SIDE_SCRATCH);
 }
 
 /* Bytes of `rows` rows of `cols` elements, `stride` apart. */
@@ -157,7 +158,7 @@ static void spans_head(struct span_list *l, enum dev_cmd_kind kind, const struct
     span_dev(l, "x", a->x, x);
     span_dev(l, "w", a->w, a->vocab * a->hidden * ops_dtype_bytes(a->pt));
     span_dev(l, "targets", a->targets, a->tokens * 4);
-    span_put(l, "loss_sum", a->loss_sum, sizeof *a->loss_sum, HOST_SIDE_HOST);
+    span_put(l, "loss_sum", a->loss_sum, sizeof *a->loss_sum, DEV_SIDE_HOST);
     if (kind == DEV_CMD_HEAD_FORWARD) {
         span_dev(l, "logits", a->logits, a->tokens * a->vocab * 4);
     } else {
@@ -171,9 +172,9 @@ static void spans_head(struct span_list *l, enum dev_cmd_kind kind, const struct
 static void spans_copy(struct span_list *l, const struct dev_cmd_copy *c)
 {
     span_put(l, "destination", c->dst, c->size_bytes,
-             c->dir == DEV_TO_HOST ? HOST_SIDE_HOST : HOST_SIDE_DEVICE);
+             c->dir == DEV_TO_HOST ? DEV_SIDE_HOST : DEV_SIDE_DEVICE);
     span_put(l, "source", c->src, c->size_bytes,
-             c->dir == DEV_TO_DEVICE ? HOST_SIDE_HOST : HOST_SIDE_DEVICE);
+             c->dir == DEV_TO_DEVICE ? DEV_SIDE_HOST : DEV_SIDE_DEVICE);
 }
 
 static void spans_add(struct span_list *l, const struct dev_cmd_add *a)
@@ -188,10 +189,10 @@ static void spans_grad_cast(struct span_list *l, const struct ops_grad_cast *a)
 {
     span_dev(l, "acc", a->acc, a->n * 4);
     span_dev(l, "out", a->out, a->n * 2);
-    span_put(l, "sum", a->sum, sizeof *a->sum, HOST_SIDE_HOST);
+    span_put(l, "sum", a->sum, sizeof *a->sum, DEV_SIDE_HOST);
 }
 
-uint32_t host_spans(const struct dev_cmd *cmd, struct host_span *out)
+uint32_t dev_spans(const struct dev_cmd *cmd, struct dev_span *out)
 {
     struct span_list l = { out, 0 };
     switch (cmd->kind) {
@@ -225,31 +226,31 @@ uint32_t host_spans(const struct dev_cmd *cmd, struct host_span *out)
 
 /* --- a memory of its own ---------------------------------------------------------------------- */
 
-stk_status host_check_spans(const struct host_dev *h, const struct dev_cmd *cmd,
-                            struct stk_error *err)
+stk_status dev_check_spans(const void *arena, uint64_t arena_bytes, const struct dev_cmd *cmd,
+                           struct stk_error *err)
 {
-    struct host_span spans[HOST_SPANS_MAX];
-    uint32_t n = host_spans(cmd, spans);
-    uintptr_t begin = (uintptr_t)h->arena, end = begin + h->arena_bytes;
+    struct dev_span spans[DEV_SPANS_MAX];
+    uint32_t n = dev_spans(cmd, spans);
+    uintptr_t begin = (uintptr_t)arena, end = begin + arena_bytes;
     for (uint32_t i = 0; i < n; i++) {
         uintptr_t at = (uintptr_t)spans[i].p;
         bool inside = at >= begin && at < end && spans[i].size_bytes <= end - at;
         bool outside = at >= end || (at < begin && spans[i].size_bytes <= begin - at);
-        bool right = spans[i].side == HOST_SIDE_HOST ? outside : inside;
+        bool right = spans[i].side == DEV_SIDE_HOST ? outside : inside;
         if (right) continue;
         return stk_error_set(
             err, STK_ERR_DEVICE, 0,
             "%s: operand %s (%llu bytes at %p) %s the device's arena (%llu bytes at %p); %s",
             dev_cmd_name(cmd->kind), spans[i].name, (unsigned long long)spans[i].size_bytes,
             spans[i].p,
-            spans[i].side == HOST_SIDE_HOST ? "must lie outside of" : "does not lie inside",
-            (unsigned long long)h->arena_bytes, (const void *)h->arena,
-            spans[i].side == HOST_SIDE_HOST ? "give host memory" : "copy it to the device first");
+            spans[i].side == DEV_SIDE_HOST ? "must lie outside of" : "does not lie inside",
+            (unsigned long long)arena_bytes, arena,
+            spans[i].side == DEV_SIDE_HOST ? "give host memory" : "copy it to the device first");
     }
     return STK_OK;
 }
 
-/* --- the model of time ------------------------------------------------------------------------ */
+/* --- what a command costs --------------------------------------------------------------------- */
 
 static double flops_attention(const struct ops_attention *a)
 {
@@ -259,7 +260,7 @@ static double flops_attention(const struct ops_attention *a)
            (double)a->head_dim / 2;
 }
 
-double host_cmd_flops(const struct dev_cmd *cmd)
+double dev_cmd_flops(const struct dev_cmd *cmd)
 {
     const struct ops_linear *l = &cmd->u.linear;
     const struct ops_head *h = &cmd->u.head;
@@ -277,47 +278,15 @@ double host_cmd_flops(const struct dev_cmd *cmd)
     }
 }
 
-double host_cmd_bytes(const struct dev_cmd *cmd)
+double dev_cmd_bytes(const struct dev_cmd *cmd)
 {
     if (cmd->kind == DEV_CMD_EMBED_FORWARD || cmd->kind == DEV_CMD_EMBED_BACKWARD)
         return 8.0 * (double)cmd->u.embed.tokens *
                (double)cmd->u.embed.hidden; /* touches few rows of its table */
-    struct host_span spans[HOST_SPANS_MAX];
-    uint32_t n = host_spans(cmd, spans);
+    struct dev_span spans[DEV_SPANS_MAX];
+    uint32_t n = dev_spans(cmd, spans);
     double bytes = 0;
     for (uint32_t i = 0; i < n; i++)
-        if (spans[i].side == HOST_SIDE_DEVICE) bytes += (double)spans[i].size_bytes;
+        if (spans[i].side == DEV_SIDE_DEVICE) bytes += (double)spans[i].size_bytes;
     return bytes;
-}
-
-uint64_t host_model_ns(const struct host_dev *h, const struct dev_cmd *cmd)
-{
-    const struct dev_model *m = &h->model;
-    if (cmd->kind == DEV_CMD_COPY && cmd->u.copy.dir != DEV_ON_DEVICE) {
-        double rate =
-            cmd->u.copy.dir == DEV_TO_DEVICE ? m->copy_in_bytes_per_s : m->copy_out_bytes_per_s;
-        return m->launch_ns + (uint64_t)((double)cmd->u.copy.size_bytes / rate * 1e9);
-    }
-    double bytes = host_cmd_bytes(cmd);
-    double compute_s = host_cmd_flops(cmd) / m->flops_per_s, memory_s = bytes / m->memory_bytes_per_s;
-    return m->launch_ns + (uint64_t)((compute_s > memory_s ? compute_s : memory_s) * 1e9);
-}
-
-/* How often both directions at once hold the bytes of one: 1 shared, 2 independent. */
-static double link_width(const struct dev_model *m)
-{
-    double sum = m->copy_both_bytes_per_s;
-    double k = sum > 0 ? sum / (2 * m->copy_in_bytes_per_s) + sum / (2 * m->copy_out_bytes_per_s) : 2;
-    return k < 1 ? 1 : k > 2 ? 2 : k;
-}
-
-struct exec_need host_model_need(const struct host_dev *h, const struct dev_cmd *cmd)
-{
-    const struct dev_model *m = &h->model;
-    struct exec_need need = { { 0 } };
-    if (cmd->kind != DEV_CMD_COPY || cmd->u.copy.dir == DEV_ON_DEVICE) return need;
-    double rate = cmd->u.copy.dir == DEV_TO_DEVICE ? m->copy_in_bytes_per_s : m->copy_out_bytes_per_s;
-    if (m->dram_bytes_per_s > 0) need.part[EXEC_SHARE_DRAM] = rate / m->dram_bytes_per_s;
-    need.part[EXEC_SHARE_LINK] = 1 / link_width(m);
-    return need;
 }
