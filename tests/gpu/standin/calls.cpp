@@ -310,6 +310,7 @@ cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t fn, 
     card_op *op = card_add(s, STANDIN_CALLED, STANDIN_NO_ENGINE, 0);
     op->callback = fn;
     op->arg = arg;
+    op->duration_ns = card.cfg.launch_ns;
     card_submitted();
     return cudaSuccess;
 }
@@ -324,6 +325,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *arg)
     card_op *op = card_add(s, STANDIN_HOST_FUNC, STANDIN_NO_ENGINE, 0);
     op->host_fn = fn;
     op->arg = arg;
+    op->duration_ns = card.cfg.launch_ns;
     card_submitted();
     return cudaSuccess;
 }

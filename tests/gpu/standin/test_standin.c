@@ -192,7 +192,7 @@ TEST(standin_host_knowledge_orders)
         CHECK(how == 2 || how == 3 ? told == 1 : told == 0);
         OK(copy_out(&r, 0, 1)); /* another stream: how == 4 knows nothing, although it ran */
         standin_run(STANDIN_ALL);
-        CHECK(standin_found(STANDIN_RACE) == (how == 4));
+        CHECK((standin_found(STANDIN_RACE) > 0) == (how == 4));
         rig_close(&r);
     }
 }
@@ -228,6 +228,7 @@ TEST(standin_finds_freed_and_foreign_memory)
     CHECK(cudaMemcpyAsync(r.dev[0] + 1, r.host[0], BYTES, cudaMemcpyHostToDevice, r.s[0]) == cudaErrorInvalidValue);
     CHECK(cudaMemsetAsync(mine, 0, BYTES, r.s[0]) == cudaErrorInvalidValue);
     CHECK(standin_found(STANDIN_FOREIGN) == 4 && standin_sticky() == 0);
+    CHECK(cudaGetLastError() == cudaErrorInvalidValue); /* or the launch below would tell it */
     OK(copy_in(&r, 0, 0));
     OK(cuda_add(r.s[0], OPS_F32, N, r.dev[0], mine, r.dev[2])); /* found when it runs */
     standin_run(STANDIN_ALL);
@@ -471,7 +472,7 @@ static void CUDART_CB wake(cudaStream_t s, cudaError_t status, void *arg)
     exec_event_set(&((struct told *)arg)->ev);
 }
 
-static uint64_t simulate(uint64_t exec_seed, uint64_t seed, uint64_t *ns)
+static void simulate(uint64_t exec_seed, uint64_t seed, uint64_t *hash, uint64_t *ns)
 {
     struct exec *ex;
     struct stk_error err = { 0 };
@@ -491,18 +492,18 @@ static uint64_t simulate(uint64_t exec_seed, uint64_t seed, uint64_t *ns)
     }
     *ns = exec_now_ns(ex);
     CHECK(clean());
-    uint64_t hash = standin_trace_hash();
+    *hash = standin_trace_hash();
     rig_empty(&r);
     standin_close_sim();
     exec_close(ex);
-    return hash;
 }
 
 TEST(standin_in_simulation)
 {
     for (uint64_t i = 0; i < 20; i++) {
-        uint64_t ns[2], a = simulate(i, test_seed() + i, &ns[0]), b = simulate(i, test_seed() + i, &ns[1]);
-        CHECK(a == b && ns[0] == ns[1]);
+        uint64_t ns[2] = { 0 }, hash[2] = { 0 };
+        for (int again = 0; again < 2; again++) simulate(i, test_seed() + i, &hash[again], &ns[again]);
+        CHECK(hash[0] == hash[1] && ns[0] == ns[1]);
         CHECK(ns[0] >= 6 * BYTES * UINT64_C(1000) && ns[0] < 7 * BYTES * UINT64_C(1000)); /* six copies in at 1 MB/s */
     }
 }
