@@ -19,7 +19,7 @@ struct run {
     double loss;
     int32_t told_n;
     stk_status st; /* the first that was not STK_OK */
-    char text[512];
+    char text[768];
 };
 
 static void told(void *arg)
@@ -113,7 +113,8 @@ TEST(cuda_device_each_call_fails_once)
     uint64_t n = 0, unsaid = 0;
     bool more = true;
     while (more) {
-        script(&t, test_seed() + n, ++n, 0);
+        n++;
+        script(&t, test_seed() + n, n, 0);
         const char *call = standin_failed_call();
         more = call != NULL;
         /* Busy times are measured as far as they can be: their calls may fail. */
@@ -135,7 +136,8 @@ TEST(cuda_device_each_kernel_fails_once)
     static struct run t;
     uint64_t n = 0;
     for (bool more = true; more;) {
-        script(&t, test_seed() + n, 0, ++n);
+        n++;
+        script(&t, test_seed() + n, 0, n);
         more = standin_sticky() != 0;
         CHECK(more == (t.st == STK_ERR_DEVICE));
         CHECK(!more || strstr(t.text, "cudaErrorLaunchFailure"));
