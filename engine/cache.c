@@ -23,7 +23,6 @@
 #include "engine/engine.h"
 #include "base/sys.h"
 
-static uint64_t round_page(uint64_t x) { return (x + 4095) / 4096 * 4096; }
 
 static void order_block(stk_engine *e, uint32_t block, bool *seen)
 {

@@ -91,6 +91,12 @@ struct run_op {
  * there is none: what the update's ring holds may be on its way, which was 4 to 7 % of a step. */
 #define ENG_DRIVE_BYTES (16ull << 20)
 #define ENG_DRIVE_BYTES_FREE (64ull << 20)
+
+#define ENG_PAGE_BYTES 4096ull
+static inline uint64_t round_page(uint64_t x)
+{
+    return (x + ENG_PAGE_BYTES - 1) / ENG_PAGE_BYTES * ENG_PAGE_BYTES;
+}
 #define RUN_OPS_KEPT 8 /* of them, for writes that something waits for */
 struct run_pool {
     struct run_op op[RUN_OPS_PER_RESOURCE];
@@ -265,6 +271,7 @@ struct stk_engine {
     uint8_t *own_base;              /* device memory of engine/own.c, inside the one reservation */
     struct eng_placement place;
     uint64_t device_limit;
+    uint64_t unpinned_bytes;        /* of host memory that the device wanted pinned and could not */
     uint64_t baseline_bytes;        /* resident before anything of ours was reserved */
     uint8_t *arena[PLAN_ARENA_N];
     struct plan_block_in *pblocks; struct plan_chunk_in *pchunks; struct plan_place_in *pplaces;
@@ -337,10 +344,19 @@ stk_status near_reserve(stk_engine *e, const char *owner, uint64_t size_bytes, c
                         void **out);
 void near_note(stk_engine *e);
 
-/* --- place.c: pure ---------------------------------------------------------------------------- */
-/* Fills e->pblocks, pchunks, pplaces, pin from layout and places (homes from `pl`). */
+/* --- place_table.c: pure ---------------------------------------------------------------------- */
+/* Fills e->pblocks, pchunks, pplaces from layout and places (homes from `pl`). */
+void place_fill(stk_engine *e, const struct eng_placement *pl);
+/* The same, and `in` of them. */
 stk_status place_input(stk_engine *e, const struct eng_placement *pl, enum plan_mode mode,
                        struct plan_input *in);
+/* Versions of an extent that the store has room for. */
+uint32_t place_store_room(const stk_engine *e, const struct eng_placement *pl);
+/* Writes the rows of the table for a placement (mem_note for what has no memory of ours). */
+stk_status place_table(stk_engine *e, const struct eng_placement *pl, struct mem *m,
+                       struct stk_error *err);
+
+/* --- place.c: pure ---------------------------------------------------------------------------- */
 /* Chooses tiers, activation policy and arena sizes within the limits; a refusal names numbers,
  * owner and option. */
 stk_status place_choose(stk_engine *e, uint64_t host_limit, uint64_t device_limit,
@@ -356,16 +372,10 @@ stk_status mode_check(stk_engine *e, const struct eng_placement *pl);
 /* place_choose with the update mode that config.update says, or the best by prediction: mode_auto.c. */
 stk_status mode_place(stk_engine *e, uint64_t host_limit, uint64_t device_limit,
                       struct eng_placement *out);
-/* Versions of an extent that the store has room for. */
-uint32_t place_store_room(const stk_engine *e, const struct eng_placement *pl);
 /* The update mode of a placement: what the client asked for, as far as it can be done. */
 enum plan_update update_mode_choose(const stk_engine *e, const struct eng_placement *pl);
-/* Of it: blocks that are split before anything was predicted. */
 /* Which blocks are split, for pl->update. */
 void mode_split_set(const stk_engine *e, struct eng_placement *pl);
-/* Writes the rows of the table for a placement (mem_note for what has no memory of ours). */
-stk_status place_table(stk_engine *e, const struct eng_placement *pl, struct mem *m,
-                       struct stk_error *err);
 
 /* --- cache.c: pure: which of the state on NVMe is kept in memory ------------------------------ */
 stk_status cache_order(stk_engine *e);          /* after the layout and the order are known */

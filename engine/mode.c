@@ -4,7 +4,6 @@
 #include "engine/spec.h"
 #include "base/sys.h"
 
-static uint64_t round_page(uint64_t x) { return (x + 4095) / 4096 * 4096; }
 
 /* Speculation on NVMe keeps one more version; a store that is taken over has the room it was made
  * with. */

@@ -38,7 +38,6 @@ struct own_order {
     struct exec_task abandon_task, end_task;
 };
 
-static uint64_t round_page(uint64_t x) { return (x + 4095) / 4096 * 4096; }
 
 static uint64_t largest_block(const stk_engine *e)
 {

@@ -3,9 +3,9 @@
  * Owns: segments and slots of a builder. Must not know: why a slot is wanted. Thread: the one that
  * builds. Two kinds of arenas: rings, whose slots are all used up when the next is taken (streams
  * of chunks), and general ones. General: best window of free bytes, where "best" is: drops no
- * cached block, or those needed latest; then, where activations else do not fit (plan_tuning.cells), one
- * that cuts no piece off what a larger slot had, so that boundaries and full sets keep to bytes of their own; then bytes whose last use is longest ago, so that a
- * new slot rarely waits; then lowest. */
+ * cached block, or those needed latest; then, where activations else do not fit (plan_tuning.cells),
+ * one that cuts no piece off what a larger slot had, so that boundaries and full sets keep to bytes of
+ * their own; then bytes whose last use is longest ago, so that a new slot rarely waits; then lowest. */
 #include "base/sys.h"
 #include "engine/plan_impl.h"
 

@@ -18,7 +18,6 @@ enum { JOB_OPEN, JOB_CHUNK, JOB_FINISH, JOB_CLEAN };
 
 #define SIM_BYTES_PER_S 2e9 /* simulation: of the checkpoint's drive, unless the disk says */
 
-static uint64_t round_page(uint64_t x) { return (x + 4095) / 4096 * 4096; }
 
 /* --- memory ----------------------------------------------------------------------------------- */
 

@@ -12,7 +12,6 @@
 #include <string.h>
 #include <unistd.h>
 
-static uint64_t round_page(uint64_t x) { return (x + 4095) / 4096 * 4096; }
 
 /* Quantization to 8 bits suits weights, not rows that few steps touch (offload/adam_narrow.h). */
 static enum chunk_moments moments_of(const stk_engine *e, const struct eng_block_desc *b)
@@ -266,6 +265,26 @@ static stk_status reserve_device(stk_engine *e)
     return STK_OK;
 }
 
+/* A whole piece or nothing of it. What cannot be pinned is right, only slower to copy: one line says how
+ * much that is. */
+static stk_status pin(stk_engine *e, void *p, uint64_t size_bytes)
+{
+    struct stk_error err = { 0 };
+    stk_status st = dev_host_register(e->dev, p, size_bytes, &err);
+    if (st != STK_ERR_NOMEM) return st == STK_OK ? st : stk_error_forward(&e->err, &err);
+    if (e->unpinned_bytes == 0) eng_note(e, "%s", err.text);
+    e->unpinned_bytes += size_bytes;
+    return STK_OK;
+}
+
+static void note_unpinned(stk_engine *e)
+{
+    char a[32];
+    if (e->unpinned_bytes)
+        eng_note(e, "pinned memory: %s are not pinned: their copies are slower and wait for each other",
+                 mem_size_format(e->unpinned_bytes, a));
+}
+
 static stk_status reserve_host(stk_engine *e)
 {
     for (int a = 0; a < PLAN_ARENA_N; a++) {
@@ -273,13 +292,13 @@ static stk_status reserve_host(stk_engine *e)
         void *p;
         STK_TRY(near_reserve(e, plan_arena_name(a), round_page(e->place.arena_bytes[a]), NULL, &p));
         e->arena[a] = p;
-        STK_TRY(dev_host_register(e->dev, p, round_page(e->place.arena_bytes[a]), &e->err));
+        STK_TRY(pin(e, p, round_page(e->place.arena_bytes[a])));
     }
     for (uint32_t i = 0; i < e->n_reserves; i++) {
         struct eng_reserve *r = &e->reserves[i];
         if (r->where != STK_ON_HOST) continue;
         STK_TRY(near_reserve(e, r->owner, round_page(r->size_bytes), NULL, &r->base));
-        STK_TRY(dev_host_register(e->dev, r->base, round_page(r->size_bytes), &e->err));
+        STK_TRY(pin(e, r->base, round_page(r->size_bytes)));
     }
     return STK_OK;
 }
@@ -334,7 +353,7 @@ static stk_status reserve_homes(stk_engine *e)
         if (total == 0) continue;
         void *p;
         STK_TRY(near_reserve(e, owner[s], round_page(total), s == CHUNK_PARAM ? NULL : &parts, &p));
-        STK_TRY(dev_host_register(e->dev, p, round_page(total), &e->err));
+        STK_TRY(pin(e, p, round_page(total)));
         uint8_t *at = p;
         if (s == CHUNK_PARAM) lay_params(e, at);
         else
@@ -350,7 +369,7 @@ static stk_status reserve_second(stk_engine *e)
     if (total == 0) return STK_OK;
     void *p;
     STK_TRY(near_reserve(e, "second parameters (split)", total, NULL, &p));
-    STK_TRY(dev_host_register(e->dev, p, total, &e->err));
+    STK_TRY(pin(e, p, total));
     e->second = sys_calloc(e->layout->n_chunks, sizeof *e->second);
     if (!e->second) return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory for tables of chunks");
     uint8_t *at = p;
@@ -425,6 +444,7 @@ static stk_status seal_machine(stk_engine *e)
     STK_TRY(reserve_host(e));
     STK_TRY(reserve_homes(e));
     STK_TRY(reserve_second(e));
+    note_unpinned(e);
     STK_TRY(spec_alloc(e));
     STK_TRY(durable_alloc(e));
     STK_TRY(open_storage(e, n_extents));

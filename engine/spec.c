@@ -10,7 +10,6 @@
 #define NEED_MOST 64u
 #define REST_MOST 64u
 
-static uint64_t round_page(uint64_t x) { return (x + 4095) / 4096 * 4096; }
 
 /* --- records ---------------------------------------------------------------------------------- */
 

@@ -9,7 +9,6 @@
 #include "base/sys.h"
 #include <string.h>
 
-static uint64_t round_page(uint64_t x) { return (x + 4095) / 4096 * 4096; }
 static uint64_t param_room(const stk_engine *e) { return round_page(2ull * e->cfg.chunk_elems); }
 static uint64_t opt_room(const stk_engine *e) { return round_page(12ull * e->cfg.chunk_elems); }
 static uint64_t work_room(const stk_engine *e) { return round_page(4ull * e->cfg.chunk_elems); }

@@ -50,7 +50,6 @@ struct eng_trial {
 /* Offsets of what one visit needs, in the dry device's one reservation. */
 struct places { uint64_t param, acc, copy, in, out, full, flow, workspace, reserves, size; };
 
-static uint64_t round_page(uint64_t x) { return (x + 4095) / 4096 * 4096; }
 
 /* The boundary that it writes: sizes its time, and its room after a dry seal. */
 static uint64_t out_bytes(const stk_engine *e, const struct plan_visit *v)

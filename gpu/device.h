@@ -105,9 +105,10 @@ stk_status dev_matmul_rate(struct dev *d, struct stk_error *err);
  * page-aligned host memory. STK_ERR_NOMEM with the numbers when above memory_bytes. */
 stk_status dev_reserve(struct dev *d, uint64_t size_bytes, void **out, struct stk_error *err);
 /* Host memory that copies will touch: registered (pinned) where the device wants it. No effect on
- * host kinds. DEV_CUDA: whole pages; STK_ERR_NOMEM names the bytes and the limit to raise. Copies
- * of memory that is not registered are right, but wait for each other and for the caller: they are
- * counted apart (dev_work_read, "copy_pageable"). dev_close forgets what is still registered; the memory
+ * host kinds. DEV_CUDA: whole pages; STK_ERR_NOMEM names the bytes and the limit to raise: nothing of
+ * the piece is pinned then, and the caller may go on and say so. Copies of memory that is not registered are
+ * right, but wait for each other and for the caller: they are counted apart (dev_work_read,
+ * "copy_pageable"). dev_close forgets what is still registered; the memory
  * must be there until then. */
 stk_status dev_host_register(struct dev *d, void *base, uint64_t size_bytes, struct stk_error *err);
 void dev_host_unregister(struct dev *d, void *base);

@@ -1,8 +1,8 @@
 /* gpu/cuda/cuda_attention.c - which attention a shape gets, and its scratch.
  *
- * Owns the choice (cuda_attention_choose), which is by shape and card alone, so that every visit of a
- * shape has the same bits. Today there are our own tiles only; cuDNN's is to come behind this function.
- * Must not know streams. In the stream's producer. */
+ * Owns the choice (cuda_attention_choose), which is by shape and card alone, so that every visit of
+ * a shape has the same bits. Today there are our own tiles only; cuDNN's is to come behind this
+ * function. Must not know streams. In the stream's producer. */
 #include "gpu/cuda/cuda_impl.h"
 
 #define TILES_HEAD_DIM_MAX 256
@@ -19,10 +19,11 @@ enum cuda_attention_way cuda_attention_choose(const struct cuda_dev *h,
 static void attention_tiles(struct cuda_job *j, const struct ops_attention *a, bool backward)
 {
     if (a->head_dim > TILES_HEAD_DIM_MAX) {
-        j->st = stk_error_set(j->err, STK_ERR_UNSUPPORTED, 0,
-                              "device cuda: attention heads of %llu elements: at most %d are possible; "
-                              "use --device host",
-                              (unsigned long long)a->head_dim, TILES_HEAD_DIM_MAX);
+        j->st =
+            stk_error_set(j->err, STK_ERR_UNSUPPORTED, 0,
+                          "device cuda: attention heads of %llu elements: at most %d are possible; "
+                          "use --device host",
+                          (unsigned long long)a->head_dim, TILES_HEAD_DIM_MAX);
         return;
     }
     const uint64_t need = cuda_attention_scratch(a, backward);

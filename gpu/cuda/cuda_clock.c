@@ -1,11 +1,12 @@
-/* gpu/cuda/cuda_clock.c - how long a stream worked: pairs of events in a ring, read when they are over.
+/* gpu/cuda/cuda_clock.c - how long a stream worked: pairs of events in a ring, read when they are
+ * over.
  *
- * Owns the events. Must not know what is between them. Spans begin and end in the stream's producer;
- * busy times are read by any thread, under the clock's lock. Nothing here is an error: a span that
- * cannot be measured (the ring is full, the card has failed) is left out.
+ * Owns the events. Must not know what is between them. Spans begin and end in the stream's
+ * producer; busy times are read by any thread, under the clock's lock. Nothing here is an error: a
+ * span that cannot be measured (the ring is full, the card has failed) is left out.
  *
- * A span inside another one (a product inside a command) is recorded behind it in the ring, so that time
- * is taken from a row only after it was added. */
+ * A span inside another one (a product inside a command) is recorded behind it in the ring, so that
+ * time is taken from a row only after it was added. */
 #include "gpu/cuda/cuda_impl.h"
 
 static void clock_destroy(struct cuda_clock *c)
@@ -36,8 +37,8 @@ void cuda_clock_close(struct cuda_stream *s)
     pthread_mutex_destroy(&s->clock.lock);
 }
 
-/* Under the lock: spans that are over. cudaErrorNotReady is remembered as this thread's last error and
- * must not be taken for that of a launch. */
+/* Under the lock: spans that are over. cudaErrorNotReady is remembered as this thread's last error
+ * and must not be taken for that of a launch. */
 static void clock_read(struct cuda_stream *s)
 {
     struct cuda_dev *h = cuda_stream_dev(s);
@@ -127,7 +128,8 @@ void cuda_clock_product_end(struct cuda_stream *s)
 
 uint64_t cuda_stream_busy_ns(const struct dev_stream *base)
 {
-    struct cuda_stream *s = (struct cuda_stream *)(uintptr_t)base; /* the lock is not what is read */
+    struct cuda_stream *s =
+        (struct cuda_stream *)(uintptr_t)base; /* the lock is not what is read */
     pthread_mutex_lock(&s->clock.lock);
     clock_read(s);
     pthread_mutex_unlock(&s->clock.lock);

@@ -4,8 +4,8 @@
  * launch (cuda_run.c) nor how streams tell (cuda_stream.c). Opened, reserved and closed by the
  * application's thread.
  *
- * Each refusal names its cause: no driver, a driver too old, no card, a card too old, less memory than
- * asked for, a library that is missing. */
+ * Each refusal names its cause: no driver, a driver too old, no card, a card too old, less memory
+ * than asked for, a library that is missing. */
 #include "gpu/cuda/cuda_impl.h"
 
 #include "base/mem.h"
@@ -24,10 +24,11 @@
 stk_status cuda_check(cudaError_t e, const char *call, const char *where, struct stk_error *err)
 {
     if (e == cudaSuccess) return STK_OK;
-    return stk_error_set(err, e == cudaErrorMemoryAllocation ? STK_ERR_NOMEM : STK_ERR_DEVICE, 0,
-                         "device cuda: %s failed (%s): %s (%s); it may be the first to tell of work "
-                         "queued earlier",
-                         call, where, cudaGetErrorString(e), cudaGetErrorName(e));
+    return stk_error_set(
+        err, e == cudaErrorMemoryAllocation ? STK_ERR_NOMEM : STK_ERR_DEVICE, 0,
+        "device cuda: %s failed (%s): %s (%s); it may be the first to tell of work "
+        "queued earlier",
+        call, where, cudaGetErrorString(e), cudaGetErrorName(e));
 }
 
 void cuda_fail(struct cuda_dev *h, const struct stk_error *e)
@@ -58,21 +59,24 @@ struct probe {
 
 static stk_status probe_driver(struct probe *p, struct stk_error *err)
 {
-    STK_TRY(cuda_check(cudaRuntimeGetVersion(&p->runtime), "cudaRuntimeGetVersion", "opening", err));
+    STK_TRY(
+        cuda_check(cudaRuntimeGetVersion(&p->runtime), "cudaRuntimeGetVersion", "opening", err));
     cudaError_t e = cudaDriverGetVersion(&p->driver);
     if (e != cudaSuccess && e != cudaErrorInsufficientDriver)
         return cuda_check(e, "cudaDriverGetVersion", "opening", err);
     if (p->driver == 0)
-        return stk_error_set(err, STK_ERR_UNSUPPORTED, 0,
-                             "device cuda: no NVIDIA driver on this machine (libcuda.so.1 is not to be "
-                             "had): install one for CUDA %d.%d or later, or use --device host",
-                             p->runtime / 1000, p->runtime % 1000 / 10);
+        return stk_error_set(
+            err, STK_ERR_UNSUPPORTED, 0,
+            "device cuda: no NVIDIA driver on this machine (libcuda.so.1 is not to be "
+            "had): install one for CUDA %d.%d or later, or use --device host",
+            p->runtime / 1000, p->runtime % 1000 / 10);
     /* Versions of one number before the point go together (CUDA compatibility guide). */
     if (e == cudaErrorInsufficientDriver || p->driver / 1000 < p->runtime / 1000)
-        return stk_error_set(err, STK_ERR_UNSUPPORTED, 0,
-                             "device cuda: the driver is too old: it is for CUDA %d.%d, this program "
-                             "needs %d.0 or later: update the driver, or use --device host",
-                             p->driver / 1000, p->driver % 1000 / 10, p->runtime / 1000);
+        return stk_error_set(
+            err, STK_ERR_UNSUPPORTED, 0,
+            "device cuda: the driver is too old: it is for CUDA %d.%d, this program "
+            "needs %d.0 or later: update the driver, or use --device host",
+            p->driver / 1000, p->driver % 1000 / 10, p->runtime / 1000);
     return STK_OK;
 }
 
@@ -95,16 +99,18 @@ static stk_status probe_card(struct probe *p, struct stk_error *err)
     STK_TRY(cuda_check(cudaGetDeviceProperties(&p->card, 0), "cudaGetDeviceProperties", "opening",
                        err));
     if (p->card.major * 10 + p->card.minor < 75)
-        return stk_error_set(err, STK_ERR_UNSUPPORTED, 0,
-                             "device cuda: %s has compute capability %d.%d, the kernels are built for "
-                             "7.5 and later: use another card (CUDA_VISIBLE_DEVICES) or --device host",
-                             p->card.name, p->card.major, p->card.minor);
+        return stk_error_set(
+            err, STK_ERR_UNSUPPORTED, 0,
+            "device cuda: %s has compute capability %d.%d, the kernels are built for "
+            "7.5 and later: use another card (CUDA_VISIBLE_DEVICES) or --device host",
+            p->card.name, p->card.major, p->card.minor);
     e = cudaSetDevice(0); /* the context, on the card; takes a while */
     if (e == cudaErrorMemoryAllocation)
-        return stk_error_set(err, STK_ERR_NOMEM, 0,
-                             "device cuda: %s has no memory left for a context of CUDA: end what else "
-                             "runs on it",
-                             p->card.name);
+        return stk_error_set(
+            err, STK_ERR_NOMEM, 0,
+            "device cuda: %s has no memory left for a context of CUDA: end what else "
+            "runs on it",
+            p->card.name);
     if (e == cudaErrorDevicesUnavailable)
         return stk_error_set(err, STK_ERR_UNSUPPORTED, 0,
                              "device cuda: %s is in use by another process that has it alone "
@@ -164,9 +170,8 @@ void cuda_memory_look(struct cuda_dev *h)
 {
     uint64_t free_bytes, total_bytes;
     if (h->arena || memory_read(&free_bytes, &total_bytes, NULL) != STK_OK) return;
-    h->base.caps.memory_bytes =
-        less(memory_left(h, free_bytes), h->own_bytes * CUDA_STREAMS_MAX) / CUDA_ALIGN_BYTES *
-        CUDA_ALIGN_BYTES;
+    h->base.caps.memory_bytes = less(memory_left(h, free_bytes), h->own_bytes * CUDA_STREAMS_MAX) /
+                                CUDA_ALIGN_BYTES * CUDA_ALIGN_BYTES;
 }
 
 static stk_status memory_open(struct cuda_dev *h, uint64_t cap_bytes, struct stk_error *err)
@@ -177,19 +182,20 @@ static stk_status memory_open(struct cuda_dev *h, uint64_t cap_bytes, struct stk
     h->first_taken_bytes = less(h->total_bytes, h->first_free_bytes);
     if (h->first_taken_bytes > CONTEXT_MOST_BYTES) h->first_taken_bytes = CONTEXT_GUESS_BYTES;
     if (less(cap_bytes, h->first_taken_bytes) > h->first_free_bytes)
-        return stk_error_set(err, STK_ERR_NOMEM, 0,
-                             "device cuda: --device-memory %s was given, %s has %s free of %s: give "
-                             "less, or end what else runs on it",
-                             mem_size_format(cap_bytes, asked), h->card,
-                             mem_size_format(h->first_free_bytes, there),
-                             mem_size_format(h->total_bytes, total));
+        return stk_error_set(
+            err, STK_ERR_NOMEM, 0,
+            "device cuda: --device-memory %s was given, %s has %s free of %s: give "
+            "less, or end what else runs on it",
+            mem_size_format(cap_bytes, asked), h->card, mem_size_format(h->first_free_bytes, there),
+            mem_size_format(h->total_bytes, total));
     cuda_memory_look(h);
     if (h->base.caps.memory_bytes == 0)
-        return stk_error_set(err, STK_ERR_NOMEM, 0,
-                             "device cuda: of --device-memory %s nothing is left beside what CUDA takes "
-                             "by itself (%s): give more",
-                             mem_size_format(cap_bytes, asked),
-                             mem_size_format(h->first_taken_bytes + SLACK_BYTES, there));
+        return stk_error_set(
+            err, STK_ERR_NOMEM, 0,
+            "device cuda: of --device-memory %s nothing is left beside what CUDA takes "
+            "by itself (%s): give more",
+            mem_size_format(cap_bytes, asked),
+            mem_size_format(h->first_taken_bytes + SLACK_BYTES, there));
     return STK_OK;
 }
 
@@ -248,12 +254,13 @@ static stk_status cuda_host_register(struct dev *d, void *base, uint64_t size_by
     }
     (void)cudaGetLastError(); /* said here, and no error of queued work */
     for (uint32_t i = 0; i < h->n_regions; i++) sum += h->region[i].size_bytes;
-    return stk_error_set(err, STK_ERR_NOMEM, 0,
-                         "device cuda: %s of host memory could not be pinned (%s are): %s (%s); give less "
-                         "--host-memory, or raise the limit of locked memory (ulimit -l, the container's "
-                         "memlock)",
-                         mem_size_format(size_bytes, asked), mem_size_format(sum, pinned),
-                         cudaGetErrorString(e), cudaGetErrorName(e));
+    return stk_error_set(
+        err, STK_ERR_NOMEM, 0,
+        "device cuda: %s of host memory could not be pinned (%s are): %s (%s); give less "
+        "--host-memory, or raise the limit of locked memory (ulimit -l, the container's "
+        "memlock)",
+        mem_size_format(size_bytes, asked), mem_size_format(sum, pinned), cudaGetErrorString(e),
+        cudaGetErrorName(e));
 }
 
 static void cuda_host_unregister(struct dev *d, void *base)
@@ -306,10 +313,11 @@ void cuda_numerics_write(struct cuda_dev *h)
 static stk_status choose_matmul(struct cuda_dev *h, enum dev_matmul asked, struct stk_error *err)
 {
     if (asked == DEV_MATMUL_BF16 && h->cc_major < 8)
-        return stk_error_set(err, STK_ERR_UNSUPPORTED, 0,
-                             "device cuda: --matmul bf16 was given, but %s (compute capability %d.%d) has "
-                             "no bf16 products, which came with 8.0: use f32, or --dtype fp16",
-                             h->card, h->cc_major, h->cc_minor);
+        return stk_error_set(
+            err, STK_ERR_UNSUPPORTED, 0,
+            "device cuda: --matmul bf16 was given, but %s (compute capability %d.%d) has "
+            "no bf16 products, which came with 8.0: use f32, or --dtype fp16",
+            h->card, h->cc_major, h->cc_minor);
     h->bf16_products = asked != DEV_MATMUL_F32 && h->cc_major >= 8;
     h->fp16_products = asked != DEV_MATMUL_F32;
     h->base.caps.matmul = h->bf16_products ? DEV_MATMUL_BF16 : DEV_MATMUL_F32;

@@ -1,15 +1,16 @@
-/* gpu/cuda/cuda_head.c - the language head and its loss by token tiles: logits, their gradient, products of
- * it.
+/* gpu/cuda/cuda_head.c - the language head and its loss by token tiles: logits, their gradient,
+ * products of it.
  *
- * Owns the tile rule of the head (from the vocabulary only). The logits of one tile live in scratch, f32,
- * never all; the gradient is written over them where its type allows (cuda_head_tile). Losses of all tokens
- * lie in scratch and are added up at the end, in token order, into the result's slot. A target outside of the
- * vocabulary makes the loss NaN. Must not know streams. In the stream's producer.
+ * Owns the tile rule of the head (from the vocabulary only). The logits of one tile live in
+ * scratch, f32, never all; the gradient is written over them where its type allows
+ * (cuda_head_tile). Losses of all tokens lie in scratch and are added up at the end, in token
+ * order, into the result's slot. A target outside of the vocabulary makes the loss NaN. Must not
+ * know streams. In the stream's producer.
  *
  * Operand of the products of the gradient, by (activations, products):
- *   bf16, bf16    bf16 over the logits           f32, bf16   the same: rounded to the operand's type
- *   f32, f32      f32 over the logits            bf16, f32   bf16 beside them, cast back over them
- *   any, fp16     f32 over the logits, cast to fp16 beside them */
+ *   bf16, bf16   bf16 over the logits      f32, bf16   the same: rounded to the operand's type
+ *   f32, f32     f32 over the logits       bf16, f32   bf16 beside them, cast back over them
+ *   any, fp16    f32 over the logits, cast to fp16 beside them */
 #include "gpu/cuda/cuda_impl.h"
 
 #define HEAD_LOGITS_BYTES ((uint64_t)256 << 20)
@@ -20,8 +21,8 @@ struct head_run {
     const struct ops_head *a;
     bool train, with_dw;
     enum ops_dtype prod, grad_t, dx_t, dx_out_t; /* grad_t: as cuda_head_tile writes it */
-    bool x_cast, w_cast, apart; /* apart: the gradient has a buffer of its own */
-    uint64_t tile, ld;          /* of logits in scratch */
+    bool x_cast, w_cast, apart;                  /* apart: the gradient has a buffer of its own */
+    uint64_t tile, ld;                           /* of logits in scratch */
     void *w_buf, *x_buf, *g_buf, *dx_buf;
     float *logits;
     double *loss; /* [tokens] */
@@ -54,8 +55,14 @@ static void head_plan(struct cuda_job *j, struct head_run *r)
 static void head_cast(struct cuda_job *j, const void *src, enum ops_dtype from, uint64_t src_ld,
                       void *dst, enum ops_dtype to, uint64_t dst_ld, uint64_t rows, uint64_t cols)
 {
-    const struct cuda_cast c = { .rows = rows, .cols = cols, .src_ld = src_ld, .dst_ld = dst_ld,
-                                 .from = from, .to = to, .src = src, .dst = dst };
+    const struct cuda_cast c = { .rows = rows,
+                                 .cols = cols,
+                                 .src_ld = src_ld,
+                                 .dst_ld = dst_ld,
+                                 .from = from,
+                                 .to = to,
+                                 .src = src,
+                                 .dst = dst };
     cuda_job_cast(j, &c);
 }
 
@@ -64,8 +71,14 @@ static void head_logits(struct cuda_job *j, const struct head_run *r, const void
                         float *logits, uint64_t ld, uint64_t tokens)
 {
     const struct ops_head *a = r->a;
-    const struct cuda_product p = { .m = a->vocab, .n = tokens, .k = a->hidden, .lda = a->hidden,
-                                    .ldb = a->hidden, .ldd = ld, .ta = 1, .src = r->prod,
+    const struct cuda_product p = { .m = a->vocab,
+                                    .n = tokens,
+                                    .k = a->hidden,
+                                    .lda = a->hidden,
+                                    .ldb = a->hidden,
+                                    .ldd = ld,
+                                    .ta = 1,
+                                    .src = r->prod,
                                     .dst = OPS_F32 };
     const struct cuda_operands o = { .a = w, .b = x, .d = logits };
     cuda_job_product(j, &p, &o);
@@ -76,10 +89,14 @@ static void head_softmax(struct cuda_job *j, const struct head_run *r, const flo
 {
     const bool beside = r->apart && r->grad_t != OPS_F32;
     if (j->dry || j->st != STK_OK) return;
-    struct cuda_head_tile t = {
-        .rows = tokens, .vocab = r->a->vocab, .logits_ld = ld, .at = r->a->at, .logits = logits,
-        .targets = r->a->targets + t0, .d_scale = r->a->d_scale, .loss = r->loss + t0
-    };
+    struct cuda_head_tile t = { .rows = tokens,
+                                .vocab = r->a->vocab,
+                                .logits_ld = ld,
+                                .at = r->a->at,
+                                .logits = logits,
+                                .targets = r->a->targets + t0,
+                                .d_scale = r->a->d_scale,
+                                .loss = r->loss + t0 };
     if (r->train) {
         t.at = r->grad_t;
         t.dlogits = beside ? r->g_buf : r->logits;
@@ -104,26 +121,38 @@ static const void *head_operand(struct cuda_job *j, const struct head_run *r, ui
 }
 
 /* dx = g W, dw += g^T x. */
-static void head_backward(struct cuda_job *j, const struct head_run *r, const void *x, const void *w,
-                          uint64_t t0, uint64_t tokens)
+static void head_backward(struct cuda_job *j, const struct head_run *r, const void *x,
+                          const void *w, uint64_t t0, uint64_t tokens)
 {
     const struct ops_head *a = r->a;
     uint64_t ld;
     const void *g = head_operand(j, r, tokens, &ld);
     void *dx = cuda_at_mut(a->dx, r->dx_t, t0 * a->hidden);
-    const struct cuda_product data = { .m = a->hidden, .n = tokens, .k = a->vocab, .lda = a->hidden,
-                                       .ldb = ld, .ldd = a->hidden, .src = r->prod,
+    const struct cuda_product data = { .m = a->hidden,
+                                       .n = tokens,
+                                       .k = a->vocab,
+                                       .lda = a->hidden,
+                                       .ldb = ld,
+                                       .ldd = a->hidden,
+                                       .src = r->prod,
                                        .dst = r->dx_out_t };
     const struct cuda_operands o = { .a = w, .b = g, .d = r->dx_out_t == r->dx_t ? dx : r->dx_buf };
     cuda_job_product(j, &data, &o);
     if (r->dx_out_t != r->dx_t)
         head_cast(j, r->dx_buf, OPS_F32, a->hidden, dx, r->dx_t, a->hidden, tokens, a->hidden);
     if (!r->with_dw) return;
-    const struct cuda_product weight = { .m = a->hidden, .n = a->vocab, .k = tokens,
-                                         .lda = a->hidden, .ldb = ld, .ldd = a->hidden, .tb = 1,
-                                         .src = r->prod, .dst = OPS_F32 };
-    const struct cuda_operands q = { .a = x, .b = g, .c = a->overwrite && t0 == 0 ? NULL : a->dw,
-                                     .d = a->dw };
+    const struct cuda_product weight = { .m = a->hidden,
+                                         .n = a->vocab,
+                                         .k = tokens,
+                                         .lda = a->hidden,
+                                         .ldb = ld,
+                                         .ldd = a->hidden,
+                                         .tb = 1,
+                                         .src = r->prod,
+                                         .dst = OPS_F32 };
+    const struct cuda_operands q = {
+        .a = x, .b = g, .c = a->overwrite && t0 == 0 ? NULL : a->dw, .d = a->dw
+    };
     cuda_job_product(j, &weight, &q);
 }
 

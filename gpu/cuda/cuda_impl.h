@@ -1,5 +1,5 @@
-/* gpu/cuda/cuda_impl.h - private to gpu/cuda: the device's records, its products and the pieces of its
- * operations.
+/* gpu/cuda/cuda_impl.h - private to gpu/cuda: the device's records, its products and the pieces of
+ * its operations.
  *
  * Files: cuda_dev.c device, memory, sticky error; cuda_stream.c streams, notifications, marks;
  * cuda_clock.c busy times by events; cuda_run.c what a command launches; cuda_matmul.c products
@@ -16,8 +16,8 @@
  *   cudaEventCreateWithFlags cudaEventDestroy cudaEventRecord cudaEventQuery (busy times)
  *   cudaEventElapsedTime (busy times) cudaEventSynchronize (measuring before a step)
  *   cudaMemcpyAsync cudaMemsetAsync cudaGetLastError cudaGetErrorName cudaGetErrorString
- * and of cuBLASLt what struct cuda_lt lists. There is no synchronisation of the device and, after the
- * arena is reserved, no allocation.
+ * and of cuBLASLt what struct cuda_lt lists. There is no synchronisation of the device and, after
+ * the arena is reserved, no allocation.
  *
  * THREADS. Commands are launched by whoever queues them (one producer at a time per stream).
  * Callbacks run on a thread of CUDA's and call nothing of CUDA. What they share with producers is
@@ -33,15 +33,16 @@
 #include <stdatomic.h>
 
 #define CUDA_ALIGN_BYTES 256
-#define CUDA_TILES_VERSION 1 /* of the tile rules of cuda_linear.c and cuda_head.c: in the numerics key */
-#define CUDA_STREAMS_MAX 16  /* most open at once; each has a piece of own memory behind the arena */
+/* Of the tile rules of cuda_linear.c and cuda_head.c: in the numerics key. */
+#define CUDA_TILES_VERSION 1
+#define CUDA_STREAMS_MAX 16 /* most open at once; each has own memory behind the arena */
 /* Own memory of a stream, for operations that have no scratch in gpu/ops.h (embedding backward: 16
  * bytes a token; gradient cast), unless prepare mode saw more. */
 #ifndef CUDA_OWN_BYTES
 #define CUDA_OWN_BYTES ((uint64_t)1 << 20)
 #endif
-/* Most workspace that a product may use (NVIDIA's advice for cards from 9.0 on); it is a part of the
- * operation's scratch, so of the arena. Fixed, as the choice of an algorithm depends on it. */
+/* Most workspace that a product may use (NVIDIA's advice for cards from 9.0 on); it is a part of
+ * the operation's scratch, so of the arena. Fixed, as the choice of an algorithm depends on it. */
 #ifndef CUDA_WORKSPACE_BYTES
 #define CUDA_WORKSPACE_BYTES ((uint64_t)32 << 20)
 #endif
@@ -84,10 +85,11 @@ struct cuda_region { /* registered host memory */
 };
 
 /* MEMORY ON THE CARD, all inside the cap:
- *   taken   by CUDA itself: context, libraries, streams, kernels. CUDA tells only what is free on the
- *           whole card: when the device is opened, total - free is taken if that can be a context
- *           alone (1 GiB at most), else somebody else is there too and 512 MiB are assumed. What is less
- *           free later (kernels are loaded when they are first used, in prepare mode) is added.
+ *   taken   by CUDA itself: context, libraries, streams, kernels. CUDA tells only what is free on
+ *           the whole card: when the device is opened, total - free is taken if that can be a
+ *           context alone (1 GiB at most), else somebody else is there too and 512 MiB are assumed.
+ *           What is less free later (kernels are loaded when they are first used, in prepare mode)
+ *           is added.
  *   own     CUDA_STREAMS_MAX pieces behind the arena
  *   arena   the rest: caps.memory_bytes. Both are one cudaMalloc. */
 struct cuda_dev {
@@ -121,7 +123,8 @@ void cuda_fail(struct cuda_dev *h, const struct stk_error *e);
 /* STK_OK, or a sentence about the call of CUDA that failed; `where` says for what ("stream compute:
  * linear_forward of 4096 x 512 to 1536"). */
 stk_status cuda_check(cudaError_t e, const char *call, const char *where, struct stk_error *err);
-/* Arena that the cap, or what is free now, leaves; writes caps.memory_bytes. Application's thread. */
+/* Arena that the cap, or what is free now, leaves; writes caps.memory_bytes. Application's
+ * thread. */
 void cuda_memory_look(struct cuda_dev *h);
 /* Is it pinned? Any thread. */
 bool cuda_registered(struct cuda_dev *h, const void *p, uint64_t size_bytes);
@@ -187,7 +190,10 @@ static inline struct cuda_stream *cuda_stream_of(struct dev_stream *s)
 {
     return (struct cuda_stream *)s;
 }
-static inline struct cuda_dev *cuda_stream_dev(struct cuda_stream *s) { return cuda_of(s->base.dev); }
+static inline struct cuda_dev *cuda_stream_dev(struct cuda_stream *s)
+{
+    return cuda_of(s->base.dev);
+}
 
 stk_status cuda_stream_open(struct dev *d, const char *name, uint32_t depth,
                             struct dev_stream **out, struct stk_error *err);
@@ -200,8 +206,9 @@ void cuda_mark_free(struct dev_mark *m);
 /* --- busy times (cuda_clock.c) ---------------------------------------------------------------- */
 
 /* A span of work begins (if none is open) and ends on the stream. Without measuring a span is what
- * lies between two notifications or marks, so that a step costs few records; with it, a command, and the
- * products inside are spans of their own. Failures are no errors: the span is not counted. Producer. */
+ * lies between two notifications or marks, so that a step costs few records; with it, a command,
+ * and the products inside are spans of their own. Failures are no errors: the span is not counted.
+ * Producer. */
 stk_status cuda_clock_open(struct cuda_stream *s, struct stk_error *err);
 void cuda_clock_close(struct cuda_stream *s);
 void cuda_clock_begin(struct cuda_stream *s, uint32_t row);
@@ -250,8 +257,8 @@ void cuda_job_cast(struct cuda_job *j, const struct cuda_cast *c);
 /* --- products (cuda_matmul.c) ----------------------------------------------------------------- */
 
 /* d[m, n] = op(A) op(B) + beta c (+ bias[m]) as cuBLAS has it: COLUMN-major; A is [m, k], or [k, m]
- * with ta; B is [k, n], or [n, k] with tb. Our row-major y[r, o] is d[o, r]. f32 sums. Members are the
- * key of the shape, so 0 where unused. */
+ * with ta; B is [k, n], or [n, k] with tb. Our row-major y[r, o] is d[o, r]. f32 sums. Members are
+ * the key of the shape, so 0 where unused. */
 struct cuda_product {
     uint64_t m, n, k, lda, ldb, ldd; /* c lies as d does */
     uint32_t ta, tb;                 /* 0 or 1 */
@@ -266,9 +273,10 @@ struct cuda_operands {
 };
 stk_status cuda_matmul_open(struct cuda_dev *h, struct cuda_matmul **out, struct stk_error *err);
 void cuda_matmul_close(struct cuda_dev *h);
-/* Of the job: dry: chooses the algorithm (measured, if the product is large enough to matter and the
- * memory for operands is free) and adds to pad_bytes; real: launches it. */
-void cuda_job_product(struct cuda_job *j, const struct cuda_product *p, const struct cuda_operands *o);
+/* Of the job: dry: chooses the algorithm (measured, if the product is large enough to matter and
+ * the memory for operands is free) and adds to pad_bytes; real: launches it. */
+void cuda_job_product(struct cuda_job *j, const struct cuda_product *p,
+                      const struct cuda_operands *o);
 stk_status cuda_matmul_rate(struct dev *d, struct stk_error *err);
 /* Over all chosen algorithms, in any order of preparing. */
 uint32_t cuda_matmul_hash(struct cuda_dev *h);

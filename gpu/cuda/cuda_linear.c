@@ -1,13 +1,14 @@
-/* gpu/cuda/cuda_linear.c - linear layers on the card: products with bias and residual in the library's
- * epilogue, casts around them where types differ.
+/* gpu/cuda/cuda_linear.c - linear layers on the card: products with bias and residual in the
+ * library's epilogue, casts around them where types differ.
  *
- * Owns the tile rules (from shapes and types only, so that bits do not depend on budgets) and the casts'
- * buffers. Must not know streams. In the stream's producer.
+ * Owns the tile rules (from shapes and types only, so that bits do not depend on budgets) and the
+ * casts' buffers. Must not know streams. In the stream's producer.
  *
- * Row-major y[rows, out] = x[rows, in] W[out, in]^T is column-major y^T[out, rows] = W x^T for cuBLAS: its A
- * is our right operand. The product's operands have one type (cuda_product_type); what has another one is
- * cast into scratch, rows in tiles so that scratch stays bounded. The result is written by the product
- * itself where cuBLASLt can (f32, or the operands' type); else it is staged in f32 and rounded once. */
+ * Row-major y[rows, out] = x[rows, in] W[out, in]^T is column-major y^T[out, rows] = W x^T for
+ * cuBLAS: its A is our right operand. The product's operands have one type (cuda_product_type);
+ * what has another one is cast into scratch, rows in tiles so that scratch stays bounded. The
+ * result is written by the product itself where cuBLASLt can (f32, or the operands' type); else it
+ * is staged in f32 and rounded once. */
 #include "gpu/cuda/cuda_impl.h"
 
 #define LINEAR_TILE_BYTES ((uint64_t)128 << 20) /* of buffers for a tile of rows */
@@ -30,7 +31,8 @@ static uint64_t min_u64(uint64_t a, uint64_t b) { return a < b ? a : b; }
 /* Both are dst[rows, n] = src[rows, k] B with B = W^T (forward) or W (backward data). */
 struct linear_run {
     uint64_t rows, k, n;
-    enum ops_dtype src_t, dst_t, base_t, pt, prod, out_t; /* prod: operands; out_t: the product's result */
+    enum ops_dtype src_t, dst_t, base_t, pt, prod,
+        out_t; /* prod: operands; out_t: the product's result */
     bool w_transposed, add, with_bias;
     const void *src, *w, *bias, *base;
     void *dst;
@@ -40,8 +42,8 @@ struct linear_run {
     void *src_buf, *w_buf, *bias_buf, *stage;
 };
 
-/* The product adds a base of its result's type, at another place if need be; any other base is cast to
- * where the result comes first. An f32 base of a 16-bit result is added before the result is
+/* The product adds a base of its result's type, at another place if need be; any other base is cast
+ * to where the result comes first. An f32 base of a 16-bit result is added before the result is
  * rounded, so that is staged. */
 static void linear_plan(struct cuda_job *j, struct linear_run *l)
 {
@@ -65,18 +67,29 @@ static void linear_plan(struct cuda_job *j, struct linear_run *l)
 static void cast(struct cuda_job *j, const void *src, enum ops_dtype from, void *dst,
                  enum ops_dtype to, uint64_t rows, uint64_t cols)
 {
-    const struct cuda_cast c = { .rows = rows, .cols = cols, .src_ld = cols, .dst_ld = cols,
-                                 .from = from, .to = to, .src = src, .dst = dst };
+    const struct cuda_cast c = { .rows = rows,
+                                 .cols = cols,
+                                 .src_ld = cols,
+                                 .dst_ld = cols,
+                                 .from = from,
+                                 .to = to,
+                                 .src = src,
+                                 .dst = dst };
     cuda_job_cast(j, &c);
 }
 
 static void linear_tile(struct cuda_job *j, const struct linear_run *l, uint64_t r0, uint64_t rows)
 {
-    const struct cuda_product p = {
-        .m = l->n, .n = rows, .k = l->k,
-        .lda = l->w_transposed ? l->k : l->n, .ldb = l->k, .ldd = l->n,
-        .ta = l->w_transposed, .src = l->prod, .dst = l->out_t, .bias = l->with_bias
-    };
+    const struct cuda_product p = { .m = l->n,
+                                    .n = rows,
+                                    .k = l->k,
+                                    .lda = l->w_transposed ? l->k : l->n,
+                                    .ldb = l->k,
+                                    .ldd = l->n,
+                                    .ta = l->w_transposed,
+                                    .src = l->prod,
+                                    .dst = l->out_t,
+                                    .bias = l->with_bias };
     const void *src = cuda_at(l->src, l->src_t, r0 * l->k),
                *base = l->add ? cuda_at(l->base, l->base_t, r0 * l->n) : NULL;
     void *dst = cuda_at_mut(l->dst, l->dst_t, r0 * l->n), *out = l->staged ? l->stage : dst;
@@ -100,9 +113,9 @@ static void linear_run(struct cuda_job *j, struct linear_run *l)
         linear_tile(j, l, r0, min_u64(l->row_tile, l->rows - r0));
 }
 
-/* Prepare mode does not know whether there is a bias or another base (its pointers are NULL): all ways
- * are prepared, and only the one that the arguments show is measured. `other_t`: of a base that is not the
- * result. */
+/* Prepare mode does not know whether there is a bias or another base (its pointers are NULL): all
+ * ways are prepared, and only the one that the arguments show is measured. `other_t`: of a base
+ * that is not the result. */
 static void linear_ways(struct cuda_job *j, const struct linear_run *l, enum ops_dtype other_t,
                         bool bias_possible)
 {
@@ -166,22 +179,29 @@ void cuda_linear_backward_data(struct cuda_job *j, const struct ops_linear *a)
 
 /* --- dW += dy^T x ----------------------------------------------------------------------------- */
 
-/* Column-major dW^T[in, out] = x^T[in, rows] dy[rows, out]: A is x as it lies, B is dy, transposed. Tiles of
- * rows, where something is cast, add up in order. */
+/* Column-major dW^T[in, out] = x^T[in, rows] dy[rows, out]: A is x as it lies, B is dy, transposed.
+ * Tiles of rows, where something is cast, add up in order. */
 static void linear_dw(struct cuda_job *j, const struct ops_linear *a)
 {
     const enum ops_dtype prod = cuda_product_type(j->h, a->pt), xt = ops_wide(a->at, a->x_wide),
                          yt = ops_wide(a->at, a->y_wide);
     const uint64_t bytes = ops_dtype_bytes(prod),
                    row_bytes = (xt != prod ? a->in : 0) + (yt != prod ? a->out : 0);
-    const uint64_t tile = row_bytes ? cuda_tile(a->rows, row_bytes * bytes, LINEAR_TILE_BYTES) : a->rows;
+    const uint64_t tile =
+        row_bytes ? cuda_tile(a->rows, row_bytes * bytes, LINEAR_TILE_BYTES) : a->rows;
     void *x_buf = xt != prod ? cuda_take(j, tile * a->in * bytes) : NULL;
     void *dy_buf = yt != prod ? cuda_take(j, tile * a->out * bytes) : NULL;
     for (uint64_t r0 = 0; r0 < a->rows; r0 += tile) {
         const uint64_t rows = min_u64(tile, a->rows - r0);
         const void *x = cuda_at(a->x, xt, r0 * a->in), *dy = cuda_at(a->dy, yt, r0 * a->out);
-        const struct cuda_product p = { .m = a->in, .n = a->out, .k = rows, .lda = a->in,
-                                        .ldb = a->out, .ldd = a->in, .tb = 1, .src = prod,
+        const struct cuda_product p = { .m = a->in,
+                                        .n = a->out,
+                                        .k = rows,
+                                        .lda = a->in,
+                                        .ldb = a->out,
+                                        .ldd = a->in,
+                                        .tb = 1,
+                                        .src = prod,
                                         .dst = OPS_F32 };
         if (x_buf) cast(j, x, xt, x_buf, prod, rows, a->in);
         if (dy_buf) cast(j, dy, yt, dy_buf, prod, rows, a->out);
@@ -195,8 +215,12 @@ static void linear_dw(struct cuda_job *j, const struct ops_linear *a)
 
 static void linear_dbias(struct cuda_job *j, const struct ops_linear *a)
 {
-    struct cuda_column_sum c = { .rows = a->rows, .cols = a->out, .ld = a->out,
-                                 .from = ops_wide(a->at, a->y_wide), .src = a->dy, .dst = a->dbias,
+    struct cuda_column_sum c = { .rows = a->rows,
+                                 .cols = a->out,
+                                 .ld = a->out,
+                                 .from = ops_wide(a->at, a->y_wide),
+                                 .src = a->dy,
+                                 .dst = a->dbias,
                                  .overwrite = a->overwrite };
     const uint64_t need = cuda_column_sum_scratch(&c);
     c.scratch.base = need ? cuda_take(j, need) : NULL;

@@ -1,9 +1,9 @@
-/* gpu/cuda/cuda_lt.c - where cuBLASLt's functions come from: the shared library, opened when a device
- * is.
+/* gpu/cuda/cuda_lt.c - where cuBLASLt's functions come from: the shared library, opened when a
+ * device is.
  *
- * Owns the library's handle. Must not know what the functions are used for. Application's thread. The
- * tests' stand-in leaves this file out and brings a cuda_lt_table of its own. The library is found as any
- * other (LD_LIBRARY_PATH, /etc/ld.so.conf), else where NVIDIA's installer puts it. */
+ * Owns the library's handle. Must not know what the functions are used for. Application's thread.
+ * The tests' stand-in leaves this file out and brings a cuda_lt_table of its own. The library is
+ * found as any other (LD_LIBRARY_PATH, /etc/ld.so.conf), else where NVIDIA's installer puts it. */
 #include "gpu/cuda/cuda_impl.h"
 
 #include <dlfcn.h>
@@ -15,9 +15,9 @@
 static void *lt_load(void)
 {
     void *library = dlopen(LT_NAME(CUBLAS_VER_MAJOR), RTLD_NOW | RTLD_LOCAL);
-    return library ? library
-                   : dlopen("/usr/local/cuda/lib64/" LT_NAME(CUBLAS_VER_MAJOR),
-                            RTLD_NOW | RTLD_LOCAL);
+    return library
+               ? library
+               : dlopen("/usr/local/cuda/lib64/" LT_NAME(CUBLAS_VER_MAJOR), RTLD_NOW | RTLD_LOCAL);
 }
 
 /* memcpy: ISO C has no conversion from an object's pointer to a function's. */
@@ -34,11 +34,11 @@ stk_status cuda_lt_table(struct cuda_lt *out, struct stk_error *err)
     *out = (struct cuda_lt){ .library = lt_load() };
     if (!out->library) {
         const char *why = dlerror();
-        return stk_error_set(err, STK_ERR_UNSUPPORTED, 0,
-                             "device cuda: %s cannot be loaded (%s): install CUDA %d's libraries, or "
-                             "set LD_LIBRARY_PATH to the folder that has it",
-                             LT_NAME(CUBLAS_VER_MAJOR), why ? why : "no reason given",
-                             CUBLAS_VER_MAJOR);
+        return stk_error_set(
+            err, STK_ERR_UNSUPPORTED, 0,
+            "device cuda: %s cannot be loaded (%s): install CUDA %d's libraries, or "
+            "set LD_LIBRARY_PATH to the folder that has it",
+            LT_NAME(CUBLAS_VER_MAJOR), why ? why : "no reason given", CUBLAS_VER_MAJOR);
     }
 #define LT_FIND(name) \
     if (!lt_find(out->library, #name, &out->name)) missing = #name;

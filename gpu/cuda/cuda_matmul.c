@@ -1,14 +1,14 @@
 /* gpu/cuda/cuda_matmul.c - matrix products by cuBLASLt: one algorithm for each shape, chosen once.
  *
  * Owns descriptors, algorithms and the stream on which they are measured. Must not know operations.
- * Chosen on the application's thread in prepare mode; launched by streams' producers, under a lock as a
- * bias's address is a part of the descriptor.
+ * Chosen on the application's thread in prepare mode; launched by streams' producers, under a lock
+ * as a bias's address is a part of the descriptor.
  *
- * CHOICE. The library names up to CANDIDATES algorithms, best first by its own model, none with a sum
- * whose order changes (split-k only with a second pass in fp32, which is deterministic). Its first is taken
- * unless another one was faster by a tenth: noise must not decide, since the choice is a part of the
- * numerics key (a hash over all of them). A shape that was not prepared gets the library's first, without
- * measuring: the same bits wherever it is late.
+ * CHOICE. The library names up to CANDIDATES algorithms, best first by its own model, none with a
+ * sum whose order changes (split-k only with a second pass in fp32, which is deterministic). Its
+ * first is taken unless another one was faster by a tenth: noise must not decide, since the choice
+ * is a part of the numerics key (a hash over all of them). A shape that was not prepared gets the
+ * library's first, without measuring: the same bits wherever it is late.
  *
  * cuBLAS documentation 13.0, "Using the cuBLASLt API": cublasLtMatmul, its table of types,
  * cublasLtMatmulPreferenceAttributes_t, "Results reproducibility". */
@@ -20,9 +20,9 @@
 
 #define TABLE_N 1024 /* shapes; a model has some dozens */
 #define CANDIDATES 8
-#define MEASURE_FLOPS 1e9    /* smaller products are over before it matters */
-#define CLEARLY 0.9          /* of the first one's time */
-#define OPERAND_ALIGN 64     /* gpu/ops.h; tiles begin at multiples of 128 rows */
+#define MEASURE_FLOPS 1e9 /* smaller products are over before it matters */
+#define CLEARLY 0.9       /* of the first one's time */
+#define OPERAND_ALIGN 64  /* gpu/ops.h; tiles begin at multiples of 128 rows */
 #define AFTER_ARENA_BYTES ((uint64_t)48 << 20)
 #define RATE_N_MAX 4096
 #define RATE_N_MIN 512
@@ -51,12 +51,12 @@ static stk_status lt_check(cublasStatus_t st, const char *call, const struct cud
                            struct stk_error *err)
 {
     if (st == CUBLAS_STATUS_SUCCESS) return STK_OK;
-    return stk_error_set(err, st == CUBLAS_STATUS_ALLOC_FAILED ? STK_ERR_NOMEM : STK_ERR_DEVICE, 0,
-                         "device cuda: %s failed with status %d for a product of %llu x %llu x %llu (%s, "
-                         "%s, %u -> %u%s)",
-                         call, (int)st, (unsigned long long)p->m, (unsigned long long)p->n,
-                         (unsigned long long)p->k, p->ta ? "T" : "N", p->tb ? "T" : "N", p->src,
-                         p->dst, p->bias ? ", bias" : "");
+    return stk_error_set(
+        err, st == CUBLAS_STATUS_ALLOC_FAILED ? STK_ERR_NOMEM : STK_ERR_DEVICE, 0,
+        "device cuda: %s failed with status %d for a product of %llu x %llu x %llu (%s, "
+        "%s, %u -> %u%s)",
+        call, (int)st, (unsigned long long)p->m, (unsigned long long)p->n, (unsigned long long)p->k,
+        p->ta ? "T" : "N", p->tb ? "T" : "N", p->src, p->dst, p->bias ? ", bias" : "");
 }
 
 /* --- descriptors ------------------------------------------------------------------------------ */
@@ -73,10 +73,9 @@ static cublasStatus_t make_desc(const struct cuda_lt *lt, const struct cuda_prod
                             tb = p->tb ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasLtEpilogue_t bias = CUBLASLT_EPILOGUE_BIAS;
     const cudaDataType_t bias_type = lt_type(p->dst);
-    cublasStatus_t st =
-        lt->cublasLtMatmulDescCreate(&e->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
-#define SET(name, value)                                                                     \
-    if (st == CUBLAS_STATUS_SUCCESS)                                                         \
+    cublasStatus_t st = lt->cublasLtMatmulDescCreate(&e->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+#define SET(name, value)                                                                      \
+    if (st == CUBLAS_STATUS_SUCCESS)                                                          \
         st = lt->cublasLtMatmulDescSetAttribute(e->desc, CUBLASLT_MATMUL_DESC_##name, &value, \
                                                 sizeof value);
     SET(TRANSA, ta)
@@ -92,8 +91,8 @@ static cublasStatus_t make_desc(const struct cuda_lt *lt, const struct cuda_prod
 static cublasStatus_t make_layouts(const struct cuda_lt *lt, const struct cuda_product *p,
                                    struct product *e)
 {
-    cublasStatus_t st = lt->cublasLtMatrixLayoutCreate(
-        &e->a, lt_type(p->src), p->ta ? p->k : p->m, p->ta ? p->m : p->k, (int64_t)p->lda);
+    cublasStatus_t st = lt->cublasLtMatrixLayoutCreate(&e->a, lt_type(p->src), p->ta ? p->k : p->m,
+                                                       p->ta ? p->m : p->k, (int64_t)p->lda);
     if (st == CUBLAS_STATUS_SUCCESS)
         st = lt->cublasLtMatrixLayoutCreate(&e->b, lt_type(p->src), p->tb ? p->n : p->k,
                                             p->tb ? p->k : p->n, (int64_t)p->ldb);
@@ -118,8 +117,8 @@ static cublasStatus_t set_preference(const struct cuda_lt *lt, cublasLtMatmulPre
     const uint64_t workspace = CUDA_WORKSPACE_BYTES;
     const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, align = OPERAND_ALIGN;
     cublasStatus_t st = CUBLAS_STATUS_SUCCESS;
-#define SET(name, value)                                                             \
-    if (st == CUBLAS_STATUS_SUCCESS)                                                 \
+#define SET(name, value)                                                                         \
+    if (st == CUBLAS_STATUS_SUCCESS)                                                             \
         st = lt->cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_##name, &value, \
                                                       sizeof value);
     SET(MAX_WORKSPACE_BYTES, workspace)
@@ -203,9 +202,9 @@ static void trial_close(struct trial *t)
     if (t->memory) (void)cudaFree(t->memory);
 }
 
-static cublasStatus_t launch(struct cuda_dev *h, struct product *e, const cublasLtMatmulAlgo_t *algo,
-                             const struct cuda_operands *o, void *workspace, uint64_t bytes,
-                             cudaStream_t queue)
+static cublasStatus_t launch(struct cuda_dev *h, struct product *e,
+                             const cublasLtMatmulAlgo_t *algo, const struct cuda_operands *o,
+                             void *workspace, uint64_t bytes, cudaStream_t queue)
 {
     const struct cuda_lt *lt = &h->lt;
     if (e->key.bias) {
@@ -272,9 +271,9 @@ static uint32_t mix(uint32_t hash, const void *data, size_t bytes)
 static uint32_t algo_hash(const struct cuda_lt *lt, const struct product *e)
 {
     static const cublasLtMatmulAlgoConfigAttributes_t part[] = {
-        CUBLASLT_ALGO_CONFIG_ID, CUBLASLT_ALGO_CONFIG_TILE_ID, CUBLASLT_ALGO_CONFIG_SPLITK_NUM,
-        CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, CUBLASLT_ALGO_CONFIG_STAGES_ID,
-        CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION
+        CUBLASLT_ALGO_CONFIG_ID,         CUBLASLT_ALGO_CONFIG_TILE_ID,
+        CUBLASLT_ALGO_CONFIG_SPLITK_NUM, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
+        CUBLASLT_ALGO_CONFIG_STAGES_ID,  CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION
     };
     uint32_t hash = mix(2166136261u, &e->key, sizeof e->key);
     for (size_t i = 0; i < sizeof part / sizeof part[0]; i++) {
@@ -361,14 +360,14 @@ static void job_launch(struct cuda_job *j, struct product *e, const struct cuda_
                               ? j->scratch.size_bytes - j->used_bytes
                               : 0;
     const uint64_t skew = (uintptr_t)j->scratch.base % CUDA_ALIGN_BYTES;
-    void *workspace =
-        e->workspace_bytes ? (uint8_t *)j->scratch.base + j->used_bytes - skew : NULL;
+    void *workspace = e->workspace_bytes ? (uint8_t *)j->scratch.base + j->used_bytes - skew : NULL;
     if (e->workspace_bytes > left) {
-        j->st = stk_error_set(j->err, STK_ERR_DEVICE, 0,
-                              "%s: a product needs %llu bytes of scratch more, %llu are left; declare "
-                              "what prepare mode reports",
-                              dev_cmd_name(j->cmd->kind), (unsigned long long)e->workspace_bytes,
-                              (unsigned long long)left);
+        j->st =
+            stk_error_set(j->err, STK_ERR_DEVICE, 0,
+                          "%s: a product needs %llu bytes of scratch more, %llu are left; declare "
+                          "what prepare mode reports",
+                          dev_cmd_name(j->cmd->kind), (unsigned long long)e->workspace_bytes,
+                          (unsigned long long)left);
         return;
     }
     j->st = lt_check(launch(j->h, e, &e->algo, o, workspace, e->workspace_bytes, j->s->queue),
@@ -390,7 +389,8 @@ static void job_run(struct cuda_job *j, const struct cuda_product *p, const stru
                         p->m * p->n * ops_dtype_bytes((enum ops_dtype)p->dst)));
 }
 
-void cuda_job_product(struct cuda_job *j, const struct cuda_product *p, const struct cuda_operands *o)
+void cuda_job_product(struct cuda_job *j, const struct cuda_product *p,
+                      const struct cuda_operands *o)
 {
     struct cuda_matmul *mm = j->h->matmul;
     struct product *e = NULL;
@@ -406,23 +406,30 @@ void cuda_job_product(struct cuda_job *j, const struct cuda_product *p, const st
     pthread_mutex_unlock(&mm->lock);
 }
 
-/* --- how fast the card multiplies -------------------------------------------------------------- */
+/* --- how fast the card multiplies --------------------------------------------------------------
+ */
 
 static stk_status rate_of(struct cuda_dev *h, uint64_t size, double *flops_per_s,
                           struct stk_error *err)
 {
-    const uint32_t type = h->bf16_products   ? OPS_BF16
-                          : h->fp16_products ? OPS_FP16
-                                             : OPS_F32;
-    struct product e = { .key = { .m = size, .n = size, .k = size, .lda = size, .ldb = size,
-                                  .ldd = size, .ta = 1, .src = type, .dst = type } };
+    const uint32_t type = h->bf16_products ? OPS_BF16 : h->fp16_products ? OPS_FP16 : OPS_F32;
+    struct product e = { .key = { .m = size,
+                                  .n = size,
+                                  .k = size,
+                                  .lda = size,
+                                  .ldb = size,
+                                  .ldd = size,
+                                  .ta = 1,
+                                  .src = type,
+                                  .dst = type } };
     cublasLtMatmulHeuristicResult_t r[CANDIDATES];
     struct trial t = { 0 };
     float best = -1;
     int n = 0;
     memset(r, 0, sizeof r);
     *flops_per_s = 0;
-    stk_status st = lt_check(make_desc(&h->lt, &e.key, &e), "cublasLtMatmulDescCreate", &e.key, err);
+    stk_status st =
+        lt_check(make_desc(&h->lt, &e.key, &e), "cublasLtMatmulDescCreate", &e.key, err);
     if (st == STK_OK)
         st = lt_check(make_layouts(&h->lt, &e.key, &e), "cublasLtMatrixLayoutCreate", &e.key, err);
     if (st == STK_OK) st = ask(h, &e, r, &n, err);
@@ -433,7 +440,8 @@ static stk_status rate_of(struct cuda_dev *h, uint64_t size, double *flops_per_s
         }
     trial_close(&t);
     product_free(&h->lt, &e);
-    if (best > 0) *flops_per_s = 2.0 * (double)size * (double)size * (double)size / ((double)best * 1e-3);
+    if (best > 0)
+        *flops_per_s = 2.0 * (double)size * (double)size * (double)size / ((double)best * 1e-3);
     return st;
 }
 
@@ -441,7 +449,8 @@ static stk_status rate_of(struct cuda_dev *h, uint64_t size, double *flops_per_s
 stk_status cuda_matmul_rate(struct dev *d, struct stk_error *err)
 {
     struct cuda_dev *h = cuda_of(d);
-    for (uint64_t size = RATE_N_MAX; size >= RATE_N_MIN && d->caps.matmul_flops_per_s <= 0; size /= 2) {
+    for (uint64_t size = RATE_N_MAX; size >= RATE_N_MIN && d->caps.matmul_flops_per_s <= 0;
+         size /= 2) {
         pthread_mutex_lock(&h->matmul->lock);
         stk_status st = rate_of(h, size, &d->caps.matmul_flops_per_s, err);
         pthread_mutex_unlock(&h->matmul->lock);

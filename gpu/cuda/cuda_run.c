@@ -40,9 +40,9 @@ static int text_shape(const struct dev_cmd *c, char *out, size_t n)
                         c->u.rope.heads, c->u.rope.head_dim);
     case DEV_CMD_ATTENTION_FORWARD:
     case DEV_CMD_ATTENTION_BACKWARD:
-        return snprintf(out, n, "%" PRIu64 " x %" PRIu64 " tokens, %" PRIu64 "/%" PRIu64
-                                " heads of %" PRIu64,
-                        t->n_seq, t->seq, t->heads, t->kv_heads, t->head_dim);
+        return snprintf(
+            out, n, "%" PRIu64 " x %" PRIu64 " tokens, %" PRIu64 "/%" PRIu64 " heads of %" PRIu64,
+            t->n_seq, t->seq, t->heads, t->kv_heads, t->head_dim);
     case DEV_CMD_SWIGLU_FORWARD:
     case DEV_CMD_SWIGLU_BACKWARD:
         return snprintf(out, n, "%" PRIu64 " x %" PRIu64, c->u.swiglu.rows, c->u.swiglu.cols);
@@ -111,11 +111,11 @@ void *cuda_take(struct cuda_job *j, uint64_t size_bytes)
     j->used_bytes += (size_bytes + CUDA_ALIGN_BYTES - 1) / CUDA_ALIGN_BYTES * CUDA_ALIGN_BYTES;
     if (j->dry || j->st != STK_OK) return NULL;
     if (!j->scratch.base || j->used_bytes > j->scratch.size_bytes) {
-        j->st = stk_error_set(j->err, STK_ERR_DEVICE, 0,
-                              "%s: needs %" PRIu64 " bytes of scratch and more for products, has %" PRIu64
-                              "; declare what prepare mode reports",
-                              dev_cmd_name(j->cmd->kind), j->used_bytes,
-                              j->scratch.base ? j->scratch.size_bytes : 0);
+        j->st = stk_error_set(
+            j->err, STK_ERR_DEVICE, 0,
+            "%s: needs %" PRIu64 " bytes of scratch and more for products, has %" PRIu64
+            "; declare what prepare mode reports",
+            dev_cmd_name(j->cmd->kind), j->used_bytes, j->scratch.base ? j->scratch.size_bytes : 0);
         return NULL;
     }
     const uint64_t skew = (uintptr_t)j->scratch.base % CUDA_ALIGN_BYTES;
@@ -226,9 +226,10 @@ static void run_cmd(struct cuda_job *j, union cuda_result *result)
         j->used_bytes = 0;
         (void)cuda_take(j, need); /* says how much is missing */
     } else {
-        cuda_job_check(j, run_kernel(j, result), cmd->kind == DEV_CMD_COPY   ? "cudaMemcpyAsync"
-                                                 : cmd->kind == DEV_CMD_ZERO ? "cudaMemsetAsync"
-                                                                             : "kernel launch");
+        cuda_job_check(j, run_kernel(j, result),
+                       cmd->kind == DEV_CMD_COPY   ? "cudaMemcpyAsync"
+                       : cmd->kind == DEV_CMD_ZERO ? "cudaMemsetAsync"
+                                                   : "kernel launch");
     }
 }
 
@@ -248,7 +249,11 @@ stk_status cuda_run(struct cuda_stream *s, const struct dev_cmd *cmd, struct cud
                     union cuda_result *result_dev, struct stk_error *err)
 {
     struct cuda_dev *h = cuda_stream_dev(s);
-    struct cuda_job j = { .h = h, .s = s, .scratch = cmd_scratch(cmd), .err = err, .cmd = cmd,
+    struct cuda_job j = { .h = h,
+                          .s = s,
+                          .scratch = cmd_scratch(cmd),
+                          .err = err,
+                          .cmd = cmd,
                           .used_bytes = CUDA_JOB_FIRST_BYTES };
     run_cmd(&j, result_dev);
     if (j.st != STK_OK) return j.st;
@@ -266,7 +271,8 @@ static stk_status prepare_own(struct cuda_dev *h, const struct dev_cmd *cmd, str
     if (need <= h->own_bytes) return STK_OK;
     if (h->arena)
         return stk_error_set(err, STK_ERR_STATE, 0,
-                             "%s: needs %" PRIu64 " bytes of the stream's own memory, which is reserved "
+                             "%s: needs %" PRIu64
+                             " bytes of the stream's own memory, which is reserved "
                              "with the arena: prepare it before",
                              dev_cmd_name(cmd->kind), need);
     h->own_bytes = (need + CUDA_ALIGN_BYTES - 1) / CUDA_ALIGN_BYTES * CUDA_ALIGN_BYTES;
@@ -278,8 +284,9 @@ stk_status cuda_prepare(struct dev *d, const struct dev_cmd *cmd, uint64_t *scra
                         struct stk_error *err)
 {
     struct cuda_dev *h = cuda_of(d);
-    struct cuda_job j = { .h = h, .dry = true, .err = err, .cmd = cmd,
-                          .used_bytes = CUDA_JOB_FIRST_BYTES };
+    struct cuda_job j = {
+        .h = h, .dry = true, .err = err, .cmd = cmd, .used_bytes = CUDA_JOB_FIRST_BYTES
+    };
     *scratch_bytes = norm_need(cmd);
     STK_TRY(prepare_own(h, cmd, err));
     if (!has_products(cmd->kind) && !is_attention(cmd->kind)) return STK_OK;

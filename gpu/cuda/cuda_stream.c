@@ -1,20 +1,21 @@
 /* gpu/cuda/cuda_stream.c - streams, notifications and marks of a card.
  *
- * A stream is one of CUDA's and a ring with a slot for each command that is queued and not yet told to
- * be done. A command is launched by the call that queues it. What is to be told (a notification, a
- * sum that lies in pinned memory) waits in its slot until a callback of CUDA's says that all before it is
- * done; the callback does the telling, in order. A callback holds up its stream for some microseconds, so
- * only notifications have one, and every `every` commands one without a message, which gives the slots back.
+ * A stream is one of CUDA's and a ring with a slot for each command that is queued and not yet told
+ * to be done. A command is launched by the call that queues it. What is to be told (a notification,
+ * a sum that lies in pinned memory) waits in its slot until a callback of CUDA's says that all
+ * before it is done; the callback does the telling, in order. A callback holds up its stream for
+ * some microseconds, so only notifications have one, and every `every` commands one without a
+ * message, which gives the slots back.
  *
  * INVARIANTS
  *  1. head counts commands queued (written by the producer only), tail commands told to be done.
- *  2. Slots from tail to head are not written by the producer. A callback for commands before `upto` tells
- *     of tail..upto in order, under the lock, and then tail = upto.
- *  3. A full ring has a callback under way, since `every` is at most a quarter of its depth: who waits for
- *     room is woken.
+ *  2. Slots from tail to head are not written by the producer. A callback for commands before
+ *     `upto` tells of tail..upto in order, under the lock, and then tail = upto.
+ *  3. A full ring has a callback under way, since `every` is at most a quarter of its depth: who
+ *     waits for room is woken.
  *  4. Notifications fire whatever happened. CUDA runs callbacks after an error too, with its code
- *     (cudaStreamAddCallback, other than cudaLaunchHostFunc); when it takes no more of them, the stream is
- *     dead, and the producer tells of all that is queued, at once.
+ *     (cudaStreamAddCallback, other than cudaLaunchHostFunc); when it takes no more of them, the
+ *     stream is dead, and the producer tells of all that is queued, at once.
  *  5. A callback calls nothing of CUDA's.
  *
  * Must not know what operations launch. Producer: the application's thread or one lane. */
@@ -200,7 +201,8 @@ stk_status cuda_stream_enqueue(struct dev_stream *base, const struct dev_cmd *cm
     return STK_OK;
 }
 
-/* --- marks: m->priv is an event of CUDA's ------------------------------------------------------ */
+/* --- marks: m->priv is an event of CUDA's ------------------------------------------------------
+ */
 
 stk_status cuda_mark_init(struct dev *d, struct dev_mark *m, struct stk_error *err)
 {

@@ -1,6 +1,6 @@
-/* tests/gpu/test_cuda_device.c - device cuda where there is no card: a build without it, and one with it on a
- * machine without driver or card, say what is missing. Where there is a card these are skipped:
- * tests/gpu/accept.sh is for that. */
+/* tests/gpu/test_cuda_device.c - device cuda where there is no card: a build without it, and one
+ * with it on a machine without driver or card, say what is missing. Where there is a card these are
+ * skipped: tests/gpu/accept.sh is for that. */
 #include "tests/test.h"
 
 #include "base/exec.h"
@@ -20,7 +20,8 @@ static const char *absent(struct stk_error *err)
     return dev_describe(DEV_CUDA, text, sizeof text, err) == STK_OK ? NULL : err->text;
 }
 
-/* Every refusal ends with what to do, and is one sentence of the causes that are possible without a card. */
+/* Every refusal ends with what to do, and is one sentence of the causes that are possible without a
+ * card. */
 static bool names_cause(const char *text)
 {
     static const char *const causes[] = { "not in this build", "no NVIDIA driver",
@@ -47,7 +48,8 @@ TEST(cuda_absent_is_refused_at_open)
     const char *why = absent(&described);
     if (!why) SKIP("there is a card");
     REQUIRE(exec_open_threads(&ex, &err) == STK_OK);
-    for (int again = 0; again < 2; again++) { /* a refused open leaves nothing that changes the next */
+    for (int again = 0; again < 2;
+         again++) { /* a refused open leaves nothing that changes the next */
         struct dev_cfg cfg = { .kind = DEV_CUDA, .ex = ex, .memory_bytes = (uint64_t)again << 30 };
         stk_error_clear(&err);
         CHECK(dev_open(&cfg, &d, &err) == STK_ERR_UNSUPPORTED);
@@ -90,7 +92,8 @@ TEST(cuda_commands_have_a_shape_in_words)
     char text[CUDA_WHERE_BYTES];
     for (int k = 0; k < DEV_CMD_N; k++) {
         struct dev_cmd c = { .kind = (enum dev_cmd_kind)k };
-        CHECK(strncmp(cuda_cmd_text(&c, text), dev_cmd_name(c.kind), strlen(dev_cmd_name(c.kind))) == 0);
+        CHECK(strncmp(cuda_cmd_text(&c, text), dev_cmd_name(c.kind),
+                      strlen(dev_cmd_name(c.kind))) == 0);
     }
     struct dev_cmd c = { .kind = DEV_CMD_LINEAR_FORWARD,
                          .u.linear = { .rows = 4096, .in = 512, .out = 1536 } };

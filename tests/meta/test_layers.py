@@ -46,7 +46,7 @@ SYSTEM = [  # a library's header, and where it may be seen
     (r"cuda|cublas|cudnn", r"gpu/cuda/"),
     (r"nccl|mpi\.h", r"gpu/coll_"),
     (r"hwloc", r"base/topology_hwloc"),
-    (r"pthread\.h|threads\.h|semaphore\.h", r"(base|gpu/host)/"),  # gpu/host: a lock around the queue of a stream
+    (r"pthread\.h|threads\.h|semaphore\.h", r"(base|gpu/host|gpu/cuda)/"),  # gpu: a lock around the queue of a stream
     (r"omp\.h", r"(gpu/host|offload|base|bench)/"),
     (r"immintrin\.h|x86intrin\.h|nmmintrin\.h|wmmintrin\.h", r"(base/|offload/|nvme/|gpu/host/|formats/crc32_x86\.c|bench/limit_isa\.c)"),
     (r"jansson\.h", r"(base|formats|bench|trainer)/"),

@@ -45,7 +45,7 @@ def test_use_01_contradicting_options_are_refused_by_name(p):
 def test_device_cuda_says_what_is_missing(p):
     """Where there is a card there is nothing to refuse but a memory larger than it."""
     line = [x for x in run("doctor")[0].splitlines() if x.startswith("cuda ")][0]
-    args = ["train", "--model", p.model, "--data", p.data, "--out", p.at("never"), "--steps", "1", "--device", "cuda"]
+    args = ["train", "--model", p.model, "--data", p.data, "--out", p.at("never"), "--steps", "1", *SMALL, "--device", "cuda"]
     if "not usable" in line:
         refused(1, line.split("not usable: ")[1], *args, absent=[p.at("never")])
         refused(1, "device cuda", *args, "--device-memory", "1GiB", absent=[p.at("never")])
