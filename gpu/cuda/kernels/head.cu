@@ -37,7 +37,8 @@ KERN_DEVICE head_part head_read(const float *row, uint64_t vocab)
     return p;
 }
 
-/* Of the whole block, the same for every thread. */
+/* Of the whole block, the same for every thread. Calls may follow one another: maxima are read
+ * before the second barrier, sums are written after the first. */
 KERN_DEVICE head_part head_fold(head_part p, float *maxima, double *sums)
 {
     const unsigned lane = threadIdx.x % KERN_WARP, warp = threadIdx.x / KERN_WARP;
@@ -107,7 +108,6 @@ static __global__ void __launch_bounds__(HEAD_BLOCK) head_tile_kernel(struct cud
             head_gradient(row, out, a.vocab, p.max, (float)(a.d_scale / p.sum), (uint64_t)target,
                           (float)((own / p.sum - 1.0) * a.d_scale));
         }
-        __syncthreads(); /* maxima and sums are the next row's */
     }
 }
 

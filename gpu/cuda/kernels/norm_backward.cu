@@ -8,19 +8,22 @@
 #include "gpu/cuda/kernels/norm.cuh"
 #include "gpu/cuda/kernels/parts.cuh"
 
-/* dx of eight columns at offset c of a row. */
-template <typename D>
-KERN_DEVICE void norm_store_dx(D *dx, uint64_t left, bool add, const float (&n)[8],
-                               const float (&dy)[8], const float (&w)[8], float mean, float rstd)
+/* dx of eight columns at `at`, `left` of which exist. The branches on the type are the same for all
+ * threads; a template over it would double what is compiled. */
+KERN_DEVICE void norm_store_dx(const struct ops_rmsnorm &a, uint64_t at, uint64_t left,
+                               const float (&n)[8], const float (&dy)[8], const float (&w)[8],
+                               float mean, float rstd)
 {
+    const enum ops_dtype dt = a.dx_wide ? OPS_F32 : a.at;
     float v[8], old[8] = { 0 };
-    if (add) kern_load8(dx, left, old);
+    if (a.add) kern_load8_param(dt, a.dx, at, left, old);
     KERN_UNROLL
     for (int e = 0; e < 8; e++) {
         v[e] = (dy[e] * w[e] - n[e] * mean) * rstd;
-        if (add) v[e] = old[e] + v[e];
+        if (a.add) v[e] = old[e] + v[e];
     }
-    kern_store8(dx, left, v);
+    if (dt == OPS_F32) kern_store8((float *)a.dx + at, left, v);
+    else kern_store8((bf16 *)a.dx + at, left, v);
 }
 
 /* Adds sum[g][e] of the block's rows at once, in order, into out[cols]. room: one float a column of
@@ -43,7 +46,7 @@ KERN_DEVICE void norm_fold_slots(const float (&sum)[8], uint64_t base, uint64_t 
 
 /* One row in registers. `dw` grows by the row's share; threads without a row only take part in the
  * sum. */
-template <typename X, typename Y, typename D, typename S>
+template <typename X, typename Y, typename S>
 KERN_DEVICE void norm_backward_row(const struct ops_rmsnorm &a, uint64_t r, bool real, float *sums,
                                    float (&dw)[S::held][8])
 {
@@ -75,11 +78,11 @@ KERN_DEVICE void norm_backward_row(const struct ops_rmsnorm &a, uint64_t r, bool
         if (!real || c >= cols) continue;
         float w[8];
         kern_load8_param(a.pt, a.w, c, cols - c, w);
-        norm_store_dx((D *)a.dx + xi + c, cols - c, a.add, n[k], g[k], w, mean, rstd);
+        norm_store_dx(a, xi + c, cols - c, n[k], g[k], w, mean, rstd);
     }
 }
 
-template <typename X, typename Y, typename D, typename S>
+template <typename X, typename Y, typename S>
 static __global__ void __launch_bounds__(KERN_BLOCK)
     norm_backward_kernel(struct ops_rmsnorm a, uint64_t part_rows, uint64_t parts, float *out)
 {
@@ -90,7 +93,7 @@ static __global__ void __launch_bounds__(KERN_BLOCK)
         const uint64_t end = kern_least((p + 1) * part_rows, a.rows);
         float dw[S::held][8] = { { 0 } };
         for (uint64_t r = p * part_rows; r < end; r += S::rows)
-            norm_backward_row<X, Y, D, S>(a, r + slot, r + slot < end, sums, dw);
+            norm_backward_row<X, Y, S>(a, r + slot, r + slot < end, sums, dw);
         if (!a.dw) continue;
         KERN_UNROLL
         for (int k = 0; k < S::held; k++) {
@@ -106,7 +109,7 @@ static __global__ void __launch_bounds__(KERN_BLOCK)
 }
 
 /* Rows of any length: read twice, dw in the part's own memory. */
-template <typename X, typename Y, typename D>
+template <typename X, typename Y>
 static __global__ void __launch_bounds__(KERN_BLOCK)
     norm_backward_long_kernel(struct ops_rmsnorm a, uint64_t part_rows, uint64_t parts, float *out)
 {
@@ -141,7 +144,7 @@ static __global__ void __launch_bounds__(KERN_BLOCK)
                 kern_load8_param(a.pt, a.w, c, cols - c, w);
                 KERN_UNROLL
                 for (int e = 0; e < 8; e++) n[e] = n[e] * rstd;
-                norm_store_dx((D *)a.dx + xi + c, cols - c, a.add, n, g, w, mean, rstd);
+                norm_store_dx(a, xi + c, cols - c, n, g, w, mean, rstd);
             }
         }
     }
@@ -153,7 +156,7 @@ uint64_t cuda_rmsnorm_scratch(const struct ops_rmsnorm *a, bool backward)
     return kern_parts_of(a->rows, norm_rows_at_once(a->cols)) * a->cols * sizeof(float);
 }
 
-template <typename X, typename Y, typename D>
+template <typename X, typename Y>
 static cudaError_t norm_backward(cudaStream_t s, const struct ops_rmsnorm *a)
 {
     const unsigned step = norm_rows_at_once(a->cols);
@@ -162,11 +165,11 @@ static cudaError_t norm_backward(cudaStream_t s, const struct ops_rmsnorm *a)
     const cudaError_t e = norm_with_shape(a->cols, [&](auto shape) {
         using S = decltype(shape);
         if constexpr (S::held == 0)
-            return kern_launch(s, parts, KERN_BLOCK, norm_backward_long_kernel<X, Y, D>, *a,
-                               part_rows, parts, part);
+            return kern_launch(s, parts, KERN_BLOCK, norm_backward_long_kernel<X, Y>, *a, part_rows,
+                               parts, part);
         else
-            return kern_launch(s, parts, KERN_BLOCK, norm_backward_kernel<X, Y, D, S>, *a,
-                               part_rows, parts, part);
+            return kern_launch(s, parts, KERN_BLOCK, norm_backward_kernel<X, Y, S>, *a, part_rows,
+                               parts, part);
     });
     if (e != cudaSuccess || !a->dw) return e;
     return kern_parts_sum(s, part, parts, a->cols, a->dw, a->overwrite);
@@ -178,10 +181,7 @@ cudaError_t cuda_rmsnorm_backward(cudaStream_t s, const struct ops_rmsnorm *a)
         using X = std::remove_pointer_t<decltype(x)>;
         return kern_with_activation(ops_wide(a->at, a->y_wide), [&](auto *y) {
             using Y = std::remove_pointer_t<decltype(y)>;
-            return kern_with_activation(ops_wide(a->at, a->dx_wide), [&](auto *d) {
-                using D = std::remove_pointer_t<decltype(d)>;
-                return norm_backward<X, Y, D>(s, a);
-            });
+            return norm_backward<X, Y>(s, a);
         });
     });
 }

@@ -50,7 +50,8 @@ static const void *at(const struct ops_attention *a, int b)
     return all[b];
 }
 
-/* Rows without any key among them, where documents are cut. */
+/* Rows without any key among them, where documents are cut; and the first of two sequences, all of
+ * it. */
 static int32_t *first_keys(const struct att_case *s)
 {
     int32_t *first = kt_alloc(s->n_seq * s->seq * sizeof *first);
@@ -61,6 +62,7 @@ static int32_t *first_keys(const struct att_case *s)
             const uint64_t w = s->window && t >= s->window ? t - s->window + 1 : 0;
             first[n * s->seq + t] = (int32_t)(w > doc ? w : doc);
             if (s->doc && t % 29 == 28) first[n * s->seq + t] = (int32_t)t + 1;
+            if (s->doc && s->n_seq > 1 && n == 0) first[t] = (int32_t)s->seq + 64;
         }
     }
     return first;

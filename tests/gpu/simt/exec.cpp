@@ -44,7 +44,7 @@ struct block_start { uint32_t serial; uint3 index; };
 
 /* The launch that runs, and its current block. */
 cuda_thread threads[SIMT_BLOCK_MAX];
-uint32_t knows[SIMT_BLOCK_MAX][32]; /* of each thread: accesses of lane j with a clock up to [j] come before now */
+uint32_t knows[SIMT_BLOCK_MAX][32]; /* of each thread: simt_where.knows */
 uint32_t thread_count, ended_count, at_barrier;
 uint32_t ready[SIMT_BLOCK_MAX], ready_count;
 cuda_thread *current;
@@ -93,6 +93,7 @@ void become(cuda_thread *t, fiber *f)
     simt_here.running = true;
     simt_here.thread = (uint32_t)(t - threads);
     simt_here.clock = t->clock;
+    simt_here.knows = knows[simt_here.thread];
     simt_here.stack_low = fiber_stack_low(f);
     simt_here.stack_size = fiber_stack_high(f) - simt_here.stack_low;
 }
@@ -428,7 +429,6 @@ void exec_preempt(void)
     wait_here();
 }
 
-uint32_t exec_lane_clock(uint32_t lane) { return knows[simt_here.thread][lane]; }
 
 bool exec_on_stack(uintptr_t p)
 {

@@ -212,6 +212,21 @@ template <bool WRONG> __global__ void overflow(faults_args a)
     if (element() < a.n) a.y[element()] = (float)(large + i);
 }
 
+/* ptxas refuses the wrong version by itself. */
+#ifdef __CUDACC__
+constexpr unsigned TOO_MANY = 12288;
+#else
+constexpr unsigned TOO_MANY = 12289;
+#endif
+template <bool WRONG> __global__ void large_shared(faults_args a)
+{
+    constexpr unsigned count = WRONG ? TOO_MANY : 12288; /* 48 KiB */
+    __shared__ float tile[count];
+    for (unsigned i = threadIdx.x; i < count; i += THREADS) tile[i] = load(a, i % THREADS);
+    __syncthreads();
+    if (element() < a.n) a.y[element()] = tile[count - 1 - threadIdx.x];
+}
+
 /* Neighbours in one word: no fault of the right version. */
 template <bool WRONG> __global__ void halves(faults_args a)
 {
@@ -241,7 +256,7 @@ template <bool WRONG> int launch_one(enum faults_kernel which, const faults_args
     ONE(tree_sum) ONE(neighbour) ONE(reuse) ONE(counter) ONE(counter_start) ONE(after_end) ONE(before_start)
     ONE(struct_end) ONE(tile_index) ONE(unwritten_tile) ONE(unwritten_input) ONE(two_blocks) ONE(divergent)
     ONE(early_end) ONE(absent_lane) ONE(other_mask) ONE(foreign_lane) ONE(warp_pass) ONE(misaligned) ONE(copy_end)
-    ONE(constant) ONE(local_memory) ONE(overflow) ONE(halves)
+    ONE(constant) ONE(local_memory) ONE(overflow) ONE(halves) ONE(large_shared)
     default: return cudaErrorInvalidValue;
     }
 }

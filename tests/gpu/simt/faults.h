@@ -34,6 +34,7 @@
     X(local_memory, "a pointer to another thread's variable")                                      \
     X(overflow, "a signed sum that overflows")                                                     \
     X(large_block, "more threads than a block can have")                                           \
+    X(large_shared, "more shared memory than a block has")                                         \
     X(halves, "two threads write one 16-bit element")
 
 enum faults_kernel {

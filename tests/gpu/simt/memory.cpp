@@ -107,6 +107,13 @@ uint64_t count_unwritten(memory_range &r, size_t offset, size_t n)
     return missing;
 }
 
+bool all_written(memory_range &r, size_t offset, size_t n)
+{
+    uint64_t missing = 0;
+    each_word(r, offset, n, [&](uint64_t &w, uint64_t m) { missing |= ~w & m; });
+    return missing == 0;
+}
+
 void mark_written(memory_range &r, size_t offset, size_t n, bool written)
 {
     each_word(r, offset, n, [&](uint64_t &w, uint64_t m) { w = written ? w | m : w & ~m; });
@@ -154,7 +161,7 @@ void fail_outside(const char *who, uintptr_t p, size_t n, enum memory_kind k, co
 void fail_unwritten(const char *who, memory_range &r, size_t offset, size_t n, const void *pc)
 {
     size_t first = offset;
-    while (count_unwritten(r, first, 1) == 0) first++;
+    while (all_written(r, first, 1)) first++;
     exec_fail(SIMT_UNWRITTEN, pc, "%sreads %zu bytes at offset %zu of %s'%s' (%zu bytes), and nobody has written byte %zu",
               who, n, offset, r.shared ? "the shared array " : "", r.name.c_str(), r.size(), first);
 }
@@ -178,7 +185,7 @@ bool judge(const char *who, memory_range *r, uintptr_t p, size_t n, enum memory_
                   n, offset, r->name.c_str());
         return false;
     }
-    if (k != MEMORY_WRITE && (checks & SIMT_CHECK_UNWRITTEN) && count_unwritten(*r, offset, n)) {
+    if (k != MEMORY_WRITE && (checks & SIMT_CHECK_UNWRITTEN) && !all_written(*r, offset, n)) {
         fail_unwritten(who, *r, offset, n, pc);
         return false;
     }
@@ -230,8 +237,10 @@ void memory_block_end(void)
 
 void memory_forget_order(void)
 {
-    for (memory_range *r : ranges)
+    for (memory_range *r : ranges) {
         for (auto &page : r->pages) page.reset();
+        r->block = 0;
+    }
 }
 
 /* ------------------------------------------------------------------------------------------- simt.h */

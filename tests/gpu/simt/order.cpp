@@ -81,7 +81,7 @@ bool unordered(stamp s, const access &a)
     uint32_t other = thread_of(s), me = simt_here.thread;
     if (other == me) return false;
     if ((other ^ me) >> 5) return true;
-    return exec_lane_clock(other & 31) < clock_of(s);
+    return simt_here.knows[other & 31] < clock_of(s);
 }
 
 [[gnu::noinline]] void fail_race(const access &a, stamp other, const char *did)
@@ -112,7 +112,7 @@ void keep_read(cell &c, const access &a)
     if (serial_of(c.read[0]) < simt_here.block_first) return; /* every later block's write collides with it */
     uint32_t first_warp = thread_of(c.read[0]) >> 5;
     bool only_warp = first_warp == thread_of(c.read[1]) >> 5 && first_warp != simt_here.thread >> 5;
-    if (!unordered(c.read[1], a) || only_warp || (exec_random() & 3) == 0) c.read[1] = a.now;
+    if (!unordered(c.read[1], a) || only_warp || (simt_here.countdown & 3) == 0) c.read[1] = a.now;
 }
 
 void judge(cell &c, const access &a)

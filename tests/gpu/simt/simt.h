@@ -19,8 +19,8 @@
  *
  * WHAT IS NOT FOUND. Races of launches on two streams (the stand-in of the runtime orders launches);
  * reads of unset registers and of a thread's own arrays; fences (__threadfence has no meaning here, and so is
- * not declared). With clang++ also: copies of whole objects (a float4), which it turns into calls of memcpy; g++ is
- * the one to trust.
+ * not declared). With clang++ also: a misaligned copy of a whole
+ * object (a float4).
  *
  * SEED. The order of blocks, and of the threads that could run, also between two accesses. Seed 0: blocks
  * and threads in ascending order.
@@ -60,7 +60,8 @@ void simt_reset_error(void);
 
 /* --- order and checks */
 void simt_seed(uint64_t seed);
-/* Which checks are made; all at start. Without any, kernels run several times faster. */
+/* Which checks are made; all at start. Without any, kernels run several times faster; what they write then counts as
+ * unwritten until simt_written. */
 enum { SIMT_CHECK_BOUNDS = 1, SIMT_CHECK_UNWRITTEN = 2, SIMT_CHECK_RACES = 4, SIMT_CHECK_ALL = 7 };
 void simt_checks(unsigned checks);
 

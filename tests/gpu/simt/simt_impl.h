@@ -32,6 +32,7 @@ struct simt_where {             /* the running block; memory.cpp orders accesses
     uintptr_t stack_low, stack_size;
     uint32_t thread;            /* linear index in the block */
     uint32_t clock;             /* of this thread's lane: grows at each __syncwarp */
+    const uint32_t *knows;      /* accesses of lane j of this warp with a clock up to [j] come before now */
     /* Serial numbers of intervals between barriers, one sequence for the program: */
     uint32_t serial, block_first, launch_first;
     uint64_t countdown;         /* accesses until another thread may run */
@@ -44,8 +45,6 @@ inline const void *exec_os_thread(void)
     static thread_local char here;
     return &here;
 }
-/* This lane's knowledge: accesses of lane `lane` of the same warp with a clock up to this come before now. */
-uint32_t exec_lane_clock(uint32_t lane);
 void exec_preempt(void);
 bool exec_on_stack(uintptr_t p);    /* of any thread */
 bool exec_is_builtin(uintptr_t p);  /* threadIdx and its like */

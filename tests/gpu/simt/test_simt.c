@@ -51,6 +51,7 @@ static const struct expected {
     EXPECT(local_memory, BOUNDS, "local_memory<true>", "another thread's local memory"),
     EXPECT(overflow, UNDEFINED, "overflow<true>", "has a sum that overflows the range of type 'int'"),
     EXPECT(large_block, LAUNCH, "copy<true>", "a grid of (4,1,1) blocks of (1056,1,1) threads"),
+    EXPECT(large_shared, LAUNCH, "large_shared<true>: a block uses 49156 bytes of static shared memory"),
     EXPECT(halves, RACE, "halves<true>", "2 bytes at offset 16 of 'y'"),
 };
 
