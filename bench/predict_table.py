@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The predicted step of 8B and 14B models on a machine one does not have, by tokens per step, update mode and placement.
 
-    python3 bench/predict_table.py --stoker build/stoker [--machine rtx4090] [--json F] [--quick]
+    python3 bench/predict_table.py --stoker build/stoker [--machine rtx4090] [--json F]
 
 Writes a Markdown table: for each model, number of tokens and update mode, the fastest micro-batch and activation policy of those tried, in
 tokens per second. Needs neither the machine nor the weights: `stoker plan --machine` reads a configuration only.

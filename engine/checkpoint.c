@@ -46,8 +46,8 @@ stk_status checkpoint_begin(stk_engine *e, const char *dir, const char *client_j
     char a[32], b[32];
     if (room >= 0 && (uint64_t)room < need)
         return stk_error_set(&e->err, STK_ERR_NOSPACE, ENOSPC,
-                             "%s: a checkpoint needs %s, %s are free; the last one is untouched: "
-                             "free space or lower --keep-checkpoints",
+                             "%s: a checkpoint needs %s, %s are free; what is there was left as it "
+                             "is: free space or, where older ones are kept, lower --keep-checkpoints",
                              dir, mem_size_format(need, a), mem_size_format((uint64_t)room, b));
     STK_TRY(manifest_begin(dir, e->begun, partial, &e->err));
     *doc = counters_document(e, client_json);

@@ -266,6 +266,7 @@ static void note_wear(stk_engine *e)
     char line[400] = "", a[32];
     for (uint32_t i = 0; p && i < p->n_nodes; i++) {
         const struct plan_node *n = &p->nodes[i];
+        if (n->spec || n->optional) continue; /* the same bytes a second time, as in plan_moved */
         if (n->kind == PLAN_WRITE_BACK) bytes[n->state] += n->bytes;
         if (n->kind == PLAN_ACT_OUT) bytes[CHUNK_STATE_N] += n->bytes;
     }

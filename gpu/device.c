@@ -134,6 +134,27 @@ void dev_work_measure(struct dev *d, bool on)
     if (d->ops->work_measure) d->ops->work_measure(d, on);
 }
 
+void dev_tally_add(struct dev_tally *t, uint64_t ns, double flops, double bytes)
+{
+    atomic_fetch_add_explicit(&t->calls, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&t->ns, ns, memory_order_relaxed);
+    atomic_fetch_add_explicit(&t->flops, (uint64_t)flops, memory_order_relaxed);
+    atomic_fetch_add_explicit(&t->bytes, (uint64_t)bytes, memory_order_relaxed);
+}
+
+bool dev_tally_row(const struct dev_tally *t, const char *what, struct dev_work *out)
+{
+    uint64_t calls = atomic_load_explicit(&t->calls, memory_order_relaxed);
+    *out = (struct dev_work){
+        .what = what,
+        .calls = calls,
+        .ns = atomic_load_explicit(&t->ns, memory_order_relaxed),
+        .flops = (double)atomic_load_explicit(&t->flops, memory_order_relaxed),
+        .bytes = (double)atomic_load_explicit(&t->bytes, memory_order_relaxed),
+    };
+    return calls > 0;
+}
+
 static stk_status dev_enqueue(struct dev_stream *s, const struct dev_cmd *cmd,
                               struct stk_error *err)
 {

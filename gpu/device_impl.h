@@ -24,6 +24,7 @@
 #include "base/convert.h"
 #include "gpu/device.h"
 #include "gpu/ops.h"
+#include <stdatomic.h>
 
 #define DEV_OPS_VERSION 1
 #define DEV_STREAM_DEPTH_DEFAULT 512
@@ -176,6 +177,14 @@ struct dev_ops {
     stk_status (*describe)(char *text, size_t text_bytes, struct stk_error *err);
     void (*work_measure)(struct dev *d, bool on);
 };
+
+/* Sums of one kind of work, and its row of dev_work_read. Any thread. */
+struct dev_tally {
+    _Atomic uint64_t calls, ns, flops, bytes;
+};
+void dev_tally_add(struct dev_tally *t, uint64_t ns, double flops, double bytes);
+/* False: never run, so no row. */
+bool dev_tally_row(const struct dev_tally *t, const char *what, struct dev_work *out);
 
 struct dev {
     const struct dev_ops *ops;

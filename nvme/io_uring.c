@@ -38,6 +38,7 @@
  * 0.8 of the rate, and how many were joined depended on how completions came together. So such
  * parts are submitted by twos; a system call costs nothing beside them. */
 #define APART_BYTES (128u << 10)
+#define APART_BELOW_BYTES (4u << 20) /* the kernel's largest request as it is set by default: nothing is joined to it */
 #define APART_PARTS 2u
 
 /* --- is it allowed here? ---------------------------------------------------------------------- */
@@ -316,7 +317,8 @@ static void uring_start(struct io *io, struct io_part *p)
     STK_ASSERT(sqe && r->n_prepared < io->cfg.depth);
     prepare(r, sqe, p);
     r->prepared[r->n_prepared++] = p;
-    if (r->n_prepared == APART_PARTS && p->size_bytes >= APART_BYTES) uring_kick(io, p->drive);
+    if (r->n_prepared == APART_PARTS && p->size_bytes >= APART_BYTES && p->size_bytes < APART_BELOW_BYTES)
+        uring_kick(io, p->drive);
 }
 
 /* The kernel took the `n` oldest prepared entries. */

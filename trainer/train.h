@@ -46,6 +46,7 @@ struct train {
     char *ckpt_dir;    /* --out/checkpoints; NULL without --out */
     bool had_out, had_ckpt_dir; /* were there before this run */
     bool trained;      /* steps may have been run */
+    char alarm[STK_ERROR_TEXT_MAX]; /* what was said last */
     char what_is_left[400]; /* to go on from after an error, or what would have helped; "": nothing
                              * was begun */
     bool failed;       /* the run ended with an error: folders that stayed empty go */
@@ -122,7 +123,8 @@ stk_status train_durable(struct train *t, struct stk_error *err); /* after a ste
 void train_durable_end(struct train *t);   /* the result lies elsewhere, whole and flushed */
 void train_durable_close(struct train *t); /* after the engine is closed */
 uint64_t train_durable_left(const struct train *t); /* the same; a step to go on from, 0: none */
-void train_alarm(const struct train *t, const char *what);
+/* To stderr; what was said last is not said at length again. */
+void train_alarm(struct train *t, const char *what);
 
 /* train.c */
 stk_status train_run(struct train *t, struct stk_error *err);

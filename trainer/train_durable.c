@@ -402,10 +402,25 @@ stk_status train_durable_begin(struct train *t, struct stk_error *err)
     return write_run(t, false, err);
 }
 
-void train_alarm(const struct train *t, const char *what)
+/* Steps, offsets and counts apart. */
+static bool same_but_numbers(const char *a, const char *b)
 {
+    while (*a && *b) {
+        a += strspn(a, "0123456789");
+        b += strspn(b, "0123456789");
+        if (*a != *b) return false;
+        if (*a) a++, b++;
+    }
+    return *a == *b;
+}
+
+void train_alarm(struct train *t, const char *what)
+{
+    bool again = same_but_numbers(what, t->alarm);
     fflush(stdout);
-    fprintf(stderr, "stoker: ALARM: step %" PRIu64 ": %s\n", t->step, what);
+    fprintf(stderr, "stoker: ALARM: step %" PRIu64 ": %s\n", t->step,
+            again ? "as at the alarm before" : what);
+    snprintf(t->alarm, sizeof t->alarm, "%s", what);
 }
 
 stk_status train_durable(struct train *t, struct stk_error *err)

@@ -75,9 +75,11 @@ stk_status train_save_begin(struct train *t, struct stk_error *err)
     uint32_t keep = (uint32_t)t->o.keep_checkpoints;
     stk_status st = stk_save_begin(t->r.e, t->ckpt_dir, client, keep);
     train_save_told(t); /* it has waited for the one before */
-    if (st == STK_ERR_IO || st == STK_ERR_NOSPACE) { /* of that one, perhaps */
-        train_alarm(t, stk_error_text(t->r.e));
+    if (st == STK_ERR_IO || st == STK_ERR_NOSPACE) { /* of that one, perhaps: then this one is not begun yet */
+        char first[STK_ERROR_TEXT_MAX];
+        snprintf(first, sizeof first, "%s", stk_error_text(t->r.e));
         st = stk_save_begin(t->r.e, t->ckpt_dir, client, keep);
+        if (st == STK_OK || strcmp(first, stk_error_text(t->r.e)) != 0) train_alarm(t, first);
     }
     free(client);
     return judge(t, st, &alarm, err);

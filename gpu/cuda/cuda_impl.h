@@ -74,9 +74,6 @@ void cuda_lt_free(struct cuda_lt *lt);
 
 struct cuda_matmul;
 
-struct cuda_work {
-    _Atomic uint64_t calls, ns, flops, bytes;
-};
 enum { CUDA_WORK_PRODUCT = DEV_CMD_N, CUDA_WORK_PAGEABLE, CUDA_WORK_N };
 
 struct cuda_region { /* registered host memory */
@@ -107,7 +104,7 @@ struct cuda_dev {
     uint8_t *own;
     uint32_t streams_used; /* bits: pieces of own memory given to streams */
     bool measure;          /* time by kind of work; changed while no work is queued */
-    struct cuda_work work[CUDA_WORK_N];
+    struct dev_tally work[CUDA_WORK_N];
     /* Protects the sticky error, marks, registered regions, streams_used. */
     pthread_mutex_t lock;
     struct stk_error error;

@@ -299,25 +299,10 @@ stk_status cuda_prepare(struct dev *d, const struct dev_cmd *cmd, uint64_t *scra
 
 /* --- counting --------------------------------------------------------------------------------- */
 
+/* Times come later, from events (cuda_clock.c). */
 void cuda_count(struct cuda_dev *h, uint32_t row, double flops, double bytes)
 {
-    struct cuda_work *w = &h->work[row];
-    atomic_fetch_add_explicit(&w->calls, 1, memory_order_relaxed);
-    atomic_fetch_add_explicit(&w->flops, (uint64_t)flops, memory_order_relaxed);
-    atomic_fetch_add_explicit(&w->bytes, (uint64_t)bytes, memory_order_relaxed);
-}
-
-static bool work_row(const struct cuda_work *w, const char *what, struct dev_work *out)
-{
-    uint64_t calls = atomic_load_explicit(&w->calls, memory_order_relaxed);
-    *out = (struct dev_work){
-        .what = what,
-        .calls = calls,
-        .ns = atomic_load_explicit(&w->ns, memory_order_relaxed),
-        .flops = (double)atomic_load_explicit(&w->flops, memory_order_relaxed),
-        .bytes = (double)atomic_load_explicit(&w->bytes, memory_order_relaxed),
-    };
-    return calls > 0;
+    dev_tally_add(&h->work[row], 0, flops, bytes);
 }
 
 uint32_t cuda_work_read(const struct dev *d, struct dev_work out[DEV_WORK_MAX])
@@ -325,9 +310,9 @@ uint32_t cuda_work_read(const struct dev *d, struct dev_work out[DEV_WORK_MAX])
     const struct cuda_dev *h = (const struct cuda_dev *)d;
     uint32_t n = 0;
     _Static_assert(CUDA_WORK_N <= DEV_WORK_MAX, "every kind has a row");
-    n += work_row(&h->work[CUDA_WORK_PRODUCT], "product", &out[n]);
+    n += dev_tally_row(&h->work[CUDA_WORK_PRODUCT], "product", &out[n]);
     for (uint32_t k = 0; k < DEV_CMD_N; k++)
-        n += work_row(&h->work[k], dev_cmd_name((enum dev_cmd_kind)k), &out[n]);
-    n += work_row(&h->work[CUDA_WORK_PAGEABLE], "copy_pageable", &out[n]);
+        n += dev_tally_row(&h->work[k], dev_cmd_name((enum dev_cmd_kind)k), &out[n]);
+    n += dev_tally_row(&h->work[CUDA_WORK_PAGEABLE], "copy_pageable", &out[n]);
     return n;
 }

@@ -18,10 +18,7 @@
 
 struct host_matmul;
 
-/* Sums of one kind of work; products have a row of their own after the commands. */
-struct host_work {
-    _Atomic uint64_t calls, ns, flops, bytes;
-};
+/* Rows of work: products have one of their own after the commands. */
 enum { HOST_WORK_PRODUCT = DEV_CMD_N, HOST_WORK_N };
 
 struct host_dev {
@@ -36,7 +33,7 @@ struct host_dev {
     bool plan_only; /* products are asked about, and never run */
     uint64_t seed;
     struct host_matmul *matmul;
-    struct host_work work[HOST_WORK_N];
+    struct dev_tally work[HOST_WORK_N];
     uint32_t streams_open;
     /* Protects the sticky error, all marks of this device and who is parked on them. Held for a few
      * instructions only. */

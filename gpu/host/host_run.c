@@ -127,24 +127,7 @@ static stk_status run_cmd(struct host_job *j, const struct dev_cmd *cmd)
 
 void host_count(struct host_dev *h, uint32_t row, uint64_t ns, double flops, double bytes)
 {
-    struct host_work *w = &h->work[row];
-    atomic_fetch_add_explicit(&w->calls, 1, memory_order_relaxed);
-    atomic_fetch_add_explicit(&w->ns, ns, memory_order_relaxed);
-    atomic_fetch_add_explicit(&w->flops, (uint64_t)flops, memory_order_relaxed);
-    atomic_fetch_add_explicit(&w->bytes, (uint64_t)bytes, memory_order_relaxed);
-}
-
-static bool work_row(const struct host_work *w, const char *what, struct dev_work *out)
-{
-    uint64_t calls = atomic_load_explicit(&w->calls, memory_order_relaxed);
-    *out = (struct dev_work){
-        .what = what,
-        .calls = calls,
-        .ns = atomic_load_explicit(&w->ns, memory_order_relaxed),
-        .flops = (double)atomic_load_explicit(&w->flops, memory_order_relaxed),
-        .bytes = (double)atomic_load_explicit(&w->bytes, memory_order_relaxed),
-    };
-    return calls > 0;
+    dev_tally_add(&h->work[row], ns, flops, bytes);
 }
 
 uint32_t host_work_read(const struct dev *d, struct dev_work out[DEV_WORK_MAX])
@@ -152,9 +135,9 @@ uint32_t host_work_read(const struct dev *d, struct dev_work out[DEV_WORK_MAX])
     const struct host_dev *h = (const struct host_dev *)d;
     uint32_t n = 0;
     _Static_assert(HOST_WORK_N <= DEV_WORK_MAX, "every kind has a row");
-    n += work_row(&h->work[HOST_WORK_PRODUCT], "product", &out[n]);
+    n += dev_tally_row(&h->work[HOST_WORK_PRODUCT], "product", &out[n]);
     for (uint32_t k = 0; k < DEV_CMD_N; k++)
-        n += work_row(&h->work[k], dev_cmd_name((enum dev_cmd_kind)k), &out[n]);
+        n += dev_tally_row(&h->work[k], dev_cmd_name((enum dev_cmd_kind)k), &out[n]);
     return n;
 }
 

@@ -138,6 +138,31 @@ TEST(drives_measured_weights)
     stk_close(t.e);
 }
 
+/* What the note on wear says of the optimizer state, for an update mode. */
+static void wear_of(stk_update update, char out[64])
+{
+    struct toy t;
+    const char *line, *at = NULL;
+    two(&t);
+    t.cfg.update = update;
+    t.cfg.measure_ns = UINT64_MAX;
+    RUN(&t, toy_open(&t));
+    for (uint32_t i = 0; stk_note(t.e, i, &line); i++)
+        if (strstr(line, "what ends it")) at = strstr(line, "optimizer state ");
+    CHECK(at);
+    snprintf(out, 64, "%.*s", at ? (int)strcspn(at, "(") : 0, at ? at : "");
+    stk_close(t.e);
+}
+
+/* A speculating plan has each write of the state twice, of which one passes. */
+TEST(drives_wear_is_not_counted_twice)
+{
+    char chase[64], speculate[64];
+    wear_of(STK_UPDATE_CHASE, chase);
+    wear_of(STK_UPDATE_SPECULATE, speculate);
+    CHECK(chase[0] && !strcmp(speculate, chase));
+}
+
 TEST(drives_one_drive_is_measured_once)
 {
     struct toy t;

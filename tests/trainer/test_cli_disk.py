@@ -3,6 +3,7 @@
 that is not allowed).  Issue: shown 7; cases CKP-16, CKP-37."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -93,6 +94,8 @@ def test_ckp_16_ckp_37_disk_full_at_a_save_keeps_the_last_checkpoint(p):
         _, err = child.communicate(timeout=100)
         assert child.returncode == 0, err
         assert b"ALARM" in err and b"training goes on" in err, err
+        for step, what in re.findall(rb"no checkpoint of step (\d+): (.*); training goes on", err):
+            assert b"ALARM: step " + step + b": " + what not in err, err  # said once
         assert os.path.exists(disk + "/o/model.safetensors")
         assert "step-00001200" not in os.listdir(checkpoints)
         newest = sorted(os.listdir(checkpoints))[-1]
