@@ -264,6 +264,7 @@ extern "C" void simt_launch_run(const struct simt_launch *l)
         serial_next = 1;
     }
     simt_here.launch = l;
+    simt_here.os_thread = exec_os_thread();
     simt_here.launch_first = serial_next;
     simt_here.countdown = seed ? 1 + (exec_random() & 1023) : UINT64_MAX;
     block_starts.clear();

@@ -15,7 +15,7 @@ namespace {
 
 inline void check(const volatile void *address, size_t bytes, enum memory_kind kind, const void *pc)
 {
-    if (!simt_here.running) return;
+    if (!simt_here.running || simt_here.os_thread != exec_os_thread()) return;
     uintptr_t p = reinterpret_cast<uintptr_t>(address);
     if (p - simt_here.stack_low < simt_here.stack_size) return; /* the thread's own */
     exec_stats.accesses++;

@@ -212,6 +212,7 @@ void memory_access(uintptr_t p, size_t n, enum memory_kind k, const void *pc)
     }
     if (checks & SIMT_CHECK_RACES) order_access(*r, p, n, k, pc);
     if (k != MEMORY_READ) mark_written(*r, p - r->base, n, true);
+    if (simt_watch && !r->shared) simt_watch(reinterpret_cast<void *>(p), n, k != MEMORY_READ);
 }
 
 void memory_block_begin(void)
@@ -243,6 +244,9 @@ void memory_forget_order(void)
 }
 
 /* ------------------------------------------------------------------------------------------- simt.h */
+
+extern "C" void (*simt_watch)(const void *, size_t, bool);
+void (*simt_watch)(const void *, size_t, bool) = nullptr;
 
 extern "C" void simt_checks(unsigned c) { checks = c ? c | SIMT_CHECK_BOUNDS : 0; }
 

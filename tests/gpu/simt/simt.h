@@ -25,7 +25,7 @@
  * SEED. The order of blocks, and of the threads that could run, also between two accesses. Seed 0: blocks
  * and threads in ascending order.
  *
- * One thread of the test calls all of this. C11 and C++17. */
+ * One thread at a time calls all of this (launchers aside, which only hand over). C11 and C++17. */
 #ifndef TESTS_SIMT_H
 #define TESTS_SIMT_H
 
@@ -84,6 +84,10 @@ uint64_t simt_unwritten_bytes(const void *p, size_t size_bytes);
 /* An access by something that is no kernel (a copy, a library's stand-in, `what`): checked and marked as if a
  * launch of its own did it. false: a fault, kept as above. */
 bool simt_access(const char *what, const void *p, size_t size_bytes, bool write);
+
+/* Called for each access that a kernel makes to registered memory, with its address; NULL: nobody. For who
+ * orders launches (tests/gpu/standin). */
+extern void (*simt_watch)(const void *p, size_t size_bytes, bool write);
 
 /* --- launches. One is an object that can be kept and run later: its shape, stream, kernel and a copy of its
  * arguments. Whoever stands in for the runtime sets simt_submit, to which every launch is handed over: it runs

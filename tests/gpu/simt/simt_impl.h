@@ -37,8 +37,14 @@ struct simt_where {             /* the running block; memory.cpp orders accesses
     uint32_t serial, block_first, launch_first;
     uint64_t countdown;         /* accesses until another thread may run */
     const struct simt_launch *launch;
+    const void *os_thread;      /* which runs the launch: another one may be in the host's part of a .cu file */
 };
 extern struct simt_where simt_here;
+inline const void *exec_os_thread(void)
+{
+    static thread_local char here;
+    return &here;
+}
 void exec_preempt(void);
 bool exec_on_stack(uintptr_t p);    /* of any thread */
 bool exec_is_builtin(uintptr_t p);  /* threadIdx and its like */
