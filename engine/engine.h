@@ -10,6 +10,7 @@
 #include "base/exec.h"
 #include "base/mem.h"
 #include "engine/cores.h"
+#include "engine/pace.h"
 #include "engine/plan.h"
 #include "engine/stoker.h"
 #include "engine/trace.h"
@@ -127,6 +128,7 @@ struct eng_run {
     uint64_t *heap[PLAN_RESOURCE_N]; /* ready nodes, a binary heap by rank; capacity
                                       * n_nodes */
     uint32_t heap_n[PLAN_RESOURCE_N];
+    uint64_t ready_bytes[PLAN_RESOURCE_N]; /* of the nodes in the heap */
     struct run_pool pool[PLAN_RESOURCE_N];
     uint32_t nodes_left;            /* of the parts that run */
     uint32_t update_left;           /* of part UPDATE */
@@ -283,6 +285,7 @@ struct stk_engine {
 
     /* the step */
     struct eng_run run;
+    struct pace pace;               /* of this machine; all 0: nothing is paced */
     struct adam_coefs coef;         /* for the pending update */
     bool pending;                   /* part UPDATE is to be run: an update is due, or an undo */
     struct eng_spec *spec;          /* update mode `speculate`; else NULL */
@@ -434,6 +437,7 @@ void run_abandon(stk_engine *e, uint32_t from); /* own order: visits `from`... c
 void run_release_hold(stk_engine *e);            /* own order: the held visit completes */
 void run_pass_early(stk_engine *e, uint32_t node); /* a node with `spec` that waits completes now */
 void run_fail(stk_engine *e, const struct stk_error *err);
+struct pace_now run_pace(const stk_engine *e);
 struct run_op *run_op_take(stk_engine *e, uint32_t resource, uint32_t node);
 void run_op_give(stk_engine *e, uint32_t resource, struct run_op *op);
 

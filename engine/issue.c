@@ -200,6 +200,9 @@ static void note_gradient(stk_engine *e, const struct plan_node *n, void *at)
 static bool issue_copy(stk_engine *e, uint32_t node)
 {
     const struct plan_node *n = node_of(e, node);
+    const struct pace_now now = run_pace(e);
+    double paced = pace_copy(&e->pace, &now, n);
+    if (paced > 0 && e->run.pool[n->resource].in_flight >= PACE_IN_FLIGHT) return false;
     struct run_op *op = run_op_take(e, n->resource, node);
     if (!op) return false;
     bool in = n->resource == PLAN_COPY_IN_LINK;
@@ -212,7 +215,7 @@ static bool issue_copy(stk_engine *e, uint32_t node)
     struct dev_stream *s = in ? e->copy_in : e->copy_out;
     if (n->kind == PLAN_GRAD_OUT) note_gradient(e, n, dst);
     struct stk_error err = { 0 };
-    stk_status st = dev_copy(s, dst, src, n->bytes, in ? DEV_TO_DEVICE : DEV_TO_HOST, &err);
+    stk_status st = dev_copy_paced(s, dst, src, n->bytes, in ? DEV_TO_DEVICE : DEV_TO_HOST, paced, &err);
     return stream_finish(e, op, s, st, &err);
 }
 
@@ -466,6 +469,8 @@ void update_job(struct run_op *op, uint32_t each, void (*slice)(void *, uint32_t
 
 static bool issue_update(stk_engine *e, uint32_t node)
 {
+    const struct pace_now now = run_pace(e);
+    if (pace_holds(&e->pace, &now, node_of(e, node))) return false;
     struct run_op *op = run_op_take(e, node_of(e, node)->resource, node);
     /* the simulation's time does not depend on it */
     uint32_t each = exec_kind_of(e->ex) == EXEC_THREADS ? ADAM_MEMBER_SLICES : 1;

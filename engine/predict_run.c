@@ -5,6 +5,7 @@
  * Owns the state of one predicted period. Must not know where a machine's figures come from. Any
  * thread; pure but for its memory. */
 #include "engine/engine.h"
+#include "engine/pace.h"
 #include "engine/predict.h"
 #include "base/sys.h"
 
@@ -41,6 +42,9 @@ struct predicted {
     double *begin_ns, *end_ns;
     uint64_t *heap[PLAN_RESOURCE_N];
     uint32_t heap_n[PLAN_RESOURCE_N];
+    uint64_t ready_bytes[PLAN_RESOURCE_N]; /* of the nodes in the heap */
+    struct pace pace;
+    double paced;               /* of the copy that begins now; 0: it is not */
     struct pool pool[PLAN_RESOURCE_N];
     uint32_t nodes_left, next_visit, visits_in_flight;
     uint32_t last_node;
@@ -57,6 +61,7 @@ static void push(struct predicted *r, uint32_t res, uint32_t node)
 {
     uint64_t *h = r->heap[res], key = (uint64_t)r->p->nodes[node].rank << 32 | node;
     uint32_t i = r->heap_n[res]++;
+    r->ready_bytes[res] += r->p->nodes[node].bytes;
     for (; i > 0 && h[(i - 1) / 2] > key; i = (i - 1) / 2) h[i] = h[(i - 1) / 2];
     h[i] = key;
 }
@@ -65,6 +70,7 @@ static void pop(struct predicted *r, uint32_t res)
 {
     uint64_t *h = r->heap[res], last = h[--r->heap_n[res]];
     uint32_t n = r->heap_n[res], i = 0;
+    r->ready_bytes[res] -= r->p->nodes[(uint32_t)h[0]].bytes;
     for (;;) {
         uint32_t c = 2 * i + 1;
         if (c >= n) break;
@@ -261,15 +267,28 @@ static void visit_work(const struct predicted *r, const struct plan_node *n, str
     if (m->on_host) use(w, PREDICT_CORES, threads(m, r->in->compute_threads));
 }
 
+static struct pace_now pace_state(const struct predicted *r)
+{
+    return (struct pace_now){ .plan = r->p,
+                              .node_state = r->state,
+                              .next_visit = r->next_visit,
+                              .visits_in_flight = r->visits_in_flight,
+                              .updates_in_flight = r->pool[PLAN_UPDATE_TEAM].in_flight,
+                              .out_in_flight = r->pool[PLAN_COPY_OUT_LINK].in_flight,
+                              .ready_bytes = { r->ready_bytes[PLAN_COPY_IN_LINK],
+                                               r->ready_bytes[PLAN_COPY_OUT_LINK] } };
+}
+
 static void copy_work(const struct predicted *r, const struct plan_node *n, bool in,
                       struct predict_work *w)
 {
     const stk_machine *m = r->m;
-    double rate = in ? m->copy_in_bytes_per_s : m->copy_out_bytes_per_s;
+    double full = in ? m->copy_in_bytes_per_s : m->copy_out_bytes_per_s;
+    double rate = r->paced > 0 && r->paced < full ? r->paced : full;
     w->ns = (double)m->launch_ns + ns_of((double)n->bytes, rate);
     use(w, PREDICT_DRAM, of_dram(m, m->on_host ? 2 * rate : rate));
     if (m->on_host) use(w, PREDICT_CORES, lost_core(m));
-    else use(w, PREDICT_LINK, 1 / both(m->copy_in_bytes_per_s, m->copy_out_bytes_per_s,
+    else use(w, PREDICT_LINK, rate / full / both(m->copy_in_bytes_per_s, m->copy_out_bytes_per_s,
                                        m->copy_both_bytes_per_s));
 }
 
@@ -380,6 +399,23 @@ static void begin(struct predicted *r, uint32_t node)
     predict_put(r->w, server_of(n), 0, &w);
 }
 
+static bool is_copy(const struct plan_node *n)
+{
+    return n->resource == PLAN_COPY_IN_LINK || n->resource == PLAN_COPY_OUT_LINK;
+}
+
+/* issue_copy, and pace_holds in issue_ready of run.c. */
+static bool held(struct predicted *r, const struct plan_node *n)
+{
+    struct pace_now now = pace_state(r);
+    r->paced = 0;
+    if (n->kind == PLAN_COMMIT) return pace_holds(&r->pace, &now, n);
+    if (!is_copy(n)) return false;
+    now.ready_bytes[n->resource == PLAN_COPY_OUT_LINK] -= n->bytes;
+    r->paced = pace_copy(&r->pace, &now, n);
+    return r->paced > 0 && r->pool[n->resource].in_flight >= PACE_IN_FLIGHT;
+}
+
 static bool room(const struct predicted *r, const struct plan_node *n)
 {
     const struct pool *p = &r->pool[n->resource];
@@ -396,7 +432,8 @@ static bool issue_ready(struct predicted *r)
     for (uint32_t res = 0; res < PLAN_RESOURCE_N; res++)
         while (r->heap_n[res] > 0) {
             uint32_t node = (uint32_t)r->heap[res][0];
-            if (res != PLAN_NONE && !passes(r, node) && !room(r, &r->p->nodes[node])) break;
+            const struct plan_node *n = &r->p->nodes[node];
+            if (res != PLAN_NONE && !passes(r, node) && (!room(r, n) || held(r, n))) break;
             pop(r, res);
             r->state[node] = RUN_ISSUED;
             any = true;
@@ -658,6 +695,7 @@ static stk_status set_up(struct predicted *r, struct stk_error *err)
     r->state = sys_calloc(n + 1, 1);
     r->begin_ns = sys_calloc(n + 1, sizeof *r->begin_ns);
     r->end_ns = sys_calloc(n + 1, sizeof *r->end_ns);
+    pace_of_machine(r->m, &r->pace);
     uint32_t chunks = r->in->input->n_chunks;
     r->spec.node = sys_calloc(chunks + 1, sizeof *r->spec.node);
     r->spec.order = sys_calloc(chunks + 1, sizeof *r->spec.order);

@@ -4,6 +4,7 @@
  * Application's thread, once. Order matters: whatever can refuse does so before anything large is
  * reserved and before anything is written (design, promise 1). Must not know how nodes run. */
 #include "engine/durable.h"
+#include "engine/machine.h"
 #include "engine/save.h"
 #include "engine/spec.h"
 #include "base/sys.h"
@@ -439,6 +440,7 @@ static stk_status seal_machine(stk_engine *e)
     near_note(e);
     uint32_t n = e->plan_train ? e->plan_train->n_nodes : 0;
     if (e->plan_eval && e->plan_eval->n_nodes > n) n = e->plan_eval->n_nodes;
+    machine_pace(e, &e->pace);
     STK_TRY(run_alloc(e, n));
     STK_TRY(trace_alloc(e, n));
     STK_TRY(state_alloc(e));

@@ -78,6 +78,7 @@ struct dev_caps {
     bool host_in_place;         /* operations may read and write ordinary host memory: no copies
                                  * needed */
     bool modelled_time;
+    bool copy_paced;            /* dev_copy_paced has an effect */
     uint64_t memory_bytes;      /* capacity of the device's own memory, UINT64_MAX: the host's */
     uint32_t align_bytes;       /* of buffers: 64 on the host, 256 elsewhere */
     enum dev_matmul matmul;     /* what was chosen: F32 or BF16 */
@@ -129,6 +130,10 @@ uint64_t dev_stream_busy_ns(const struct dev_stream *s);
 /* One producer at a time per stream. */
 stk_status dev_copy(struct dev_stream *s, void *dst, const void *src, uint64_t size_bytes,
                     enum dev_dir dir, struct stk_error *err);
+/* The same, but at most so many bytes a second (0: as fast as it goes), evenly: what shares host memory with it
+ * keeps the rest. Only where caps.copy_paced; other devices copy as fast as they can. */
+stk_status dev_copy_paced(struct dev_stream *s, void *dst, const void *src, uint64_t size_bytes, enum dev_dir dir,
+                          double bytes_per_s, struct stk_error *err);
 stk_status dev_zero(struct dev_stream *s, void *dst, uint64_t size_bytes, struct stk_error *err);
 /* Posts `task` to `lane` (or sets `ev` if given) when everything queued before is done. The caller
  * keeps task/event until then. */

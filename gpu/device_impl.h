@@ -68,6 +68,7 @@ struct dev_cmd_copy {
     const void *src;
     uint64_t size_bytes;
     enum dev_dir dir;
+    double bytes_per_s; /* at most; 0: as fast as it goes */
 };
 struct dev_cmd_zero {
     void *dst;

@@ -142,7 +142,7 @@ static void host_fill_caps(struct host_dev *h, const struct dev_cfg *cfg)
     c->kind = cfg->kind;
     c->name = host_name(cfg->kind);
     c->host_in_place = cfg->kind == DEV_HOST;
-    c->modelled_time = cfg->kind == DEV_SIM;
+    c->modelled_time = c->copy_paced = cfg->kind == DEV_SIM;
     c->memory_bytes = h->memory_bytes;
     c->align_bytes = cfg->kind == DEV_HOST ? 64 : 256;
     c->compute_threads = h->ctx.threads;
