@@ -17,10 +17,10 @@ void pace_of_machine(const stk_machine *m, struct pace *out)
 
 /* The next visit's parameters are not made yet: no copy that could go faster is what it waits for. The chunks of
  * a block are updated in order, so the last tells first. */
-static bool waits_for_update(const struct pace_now *w)
+static bool waits_for_update(const struct pace_now *w, uint32_t visit)
 {
     const struct plan *p = w->plan;
-    const struct plan_node *v = &p->nodes[p->visits[w->next_visit].node];
+    const struct plan_node *v = &p->nodes[p->visits[visit].node];
     for (uint32_t i = v->n_deps; i-- > 0;) {
         uint32_t c = p->deps[v->first_dep + i];
         const struct plan_node *copy = &p->nodes[c];
@@ -36,7 +36,7 @@ static bool waits_for_update(const struct pace_now *w)
 static bool compute_is_fed(const struct pace_now *w)
 {
     if (w->visits_in_flight >= 2) return true;
-    return w->next_visit < w->plan->n_visits && waits_for_update(w);
+    return w->next_visit < w->plan->n_visits && waits_for_update(w, w->next_visit);
 }
 
 double pace_copy(const struct pace *p, const struct pace_now *now, const struct plan_node *n)
@@ -51,10 +51,25 @@ double pace_copy(const struct pace *p, const struct pace_now *now, const struct 
     return compute_is_fed(now) ? rate : 0;
 }
 
+/* The parameters of the next visit's block and of the two blocks behind it are made. */
+static bool updates_are_ahead(const struct pace_now *w)
+{
+    const struct plan *p = w->plan;
+    uint32_t blocks = 0;
+    for (uint32_t v = w->next_visit; v < p->n_visits && p->visits[v].dir == PLAN_FORWARD; v++) {
+        if (v > w->next_visit && p->visits[v].block == p->visits[v - 1].block) continue;
+        if (waits_for_update(w, v)) return false;
+        if (++blocks > PACE_BLOCKS_AHEAD) break;
+    }
+    return true;
+}
+
 bool pace_holds(const struct pace *p, const struct pace_now *now, const struct plan_node *n)
 {
-    if (n->kind != PLAN_COMMIT || !(p->least_bytes_per_s > 0)) return false;
+    bool commit = n->kind == PLAN_COMMIT, update = n->kind == PLAN_UPDATE && n->part == PLAN_RUN_UPDATE;
+    if ((!commit && !update) || !(p->least_bytes_per_s > 0)) return false;
     if (now->next_visit >= now->plan->n_visits || now->plan->visits[now->next_visit].dir != PLAN_FORWARD)
         return false;
-    return now->ready_bytes[1] > 0 || now->out_in_flight > 0;
+    if (now->ready_bytes[1] == 0 && now->out_in_flight == 0) return false;
+    return commit || (!compute_is_fed(now) && updates_are_ahead(now));
 }

@@ -25,6 +25,8 @@
 
 #define PACE_IN_FLIGHT 2u
 #define PACE_DRAIN_S 0.02
+#define PACE_BLOCKS_AHEAD 2u
+#define PACE_COPIES_IN_FLIGHT 4u
 
 /* Figures of the machine; all 0: nothing is paced. */
 struct pace {

@@ -409,7 +409,7 @@ static bool held(struct predicted *r, const struct plan_node *n)
 {
     struct pace_now now = pace_state(r);
     r->paced = 0;
-    if (n->kind == PLAN_COMMIT) return pace_holds(&r->pace, &now, n);
+    if (n->kind == PLAN_COMMIT || n->kind == PLAN_UPDATE) return pace_holds(&r->pace, &now, n);
     if (!is_copy(n)) return false;
     now.ready_bytes[n->resource == PLAN_COPY_OUT_LINK] -= n->bytes;
     r->paced = pace_copy(&r->pace, &now, n);
@@ -702,7 +702,8 @@ static stk_status set_up(struct predicted *r, struct stk_error *err)
     bool ok = r->deps_left && r->state && r->begin_ns && r->end_ns && r->spec.node && r->spec.order;
     for (uint32_t k = 0; k < PLAN_RESOURCE_N; k++) {
         r->heap[k] = sys_calloc(n + 1, sizeof *r->heap[k]);
-        r->pool[k].limit = k == PLAN_UPDATE_TEAM ? UPDATES_IN_FLIGHT : RUN_OPS_PER_RESOURCE;
+        bool copies = k == PLAN_COPY_IN_LINK || k == PLAN_COPY_OUT_LINK;
+        r->pool[k].limit = k == PLAN_UPDATE_TEAM ? UPDATES_IN_FLIGHT : copies ? PACE_COPIES_IN_FLIGHT : RUN_OPS_PER_RESOURCE;
         ok = ok && r->heap[k];
     }
     if (!ok) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory to predict a step");

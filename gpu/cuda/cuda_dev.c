@@ -248,7 +248,7 @@ static stk_status cuda_host_register(struct dev *d, void *base, uint64_t size_by
     struct cuda_dev *h = cuda_of(d);
     char asked[32], pinned[32];
     uint64_t sum = 0;
-    cudaError_t e = cudaHostRegister(base, size_bytes, cudaHostRegisterPortable);
+    cudaError_t e = cudaHostRegister(base, size_bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
     if (e == cudaSuccess) {
         stk_status st = region_add(h, base, size_bytes, err);
         if (st != STK_OK) (void)cudaHostUnregister(base);
@@ -365,6 +365,7 @@ static stk_status cuda_open(const struct dev_cfg *cfg, struct dev **out, struct 
         .kind = DEV_CUDA,
         .name = "cuda",
         .align_bytes = CUDA_ALIGN_BYTES,
+        .copy_paced = true,
         .compute_threads = cfg->compute_threads,
     };
     stk_status st = open_card(h, cfg, err);
