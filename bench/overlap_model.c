@@ -81,7 +81,8 @@ static void configure(struct bench *b, stk_config *k)
     k->split_blocks = c->split_blocks;
     k->micro_batches = b->micros;
     k->chunk_elems = 2048;
-    k->compute_threads = k->update_threads = 1;
+    k->compute_threads = 1;
+    k->update_threads = 8;
     k->matmul = STK_MATMUL_F32;
     k->client_numerics = "overlap";
     k->nvme_buffer = c->buffer_bytes / OVERLAP_SCALE;

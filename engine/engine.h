@@ -220,7 +220,7 @@ struct near_parts { /* a piece of memory in parts, one after the other, of each 
     uint64_t bytes[CORES_TEAMS_MAX];
 };
 
-struct eng_counts { uint64_t nvme_read, nvme_write, copy_in, copy_out, param_fetch; };
+struct eng_counts { uint64_t nvme_read, nvme_write, copy_in, copy_out, param_fetch, paced /* copies */; };
 
 
 struct stk_engine {

@@ -1,4 +1,4 @@
-/* engine/pace.c - when copies and commits hold back (engine/pace.h).
+/* engine/pace.c - when copies, updates and commits hold back (engine/pace.h).
  *
  * Owns nothing, knows no clock and no device. Engine lane, and whoever predicts. */
 #include "engine/pace.h"
@@ -13,6 +13,8 @@ void pace_of_machine(const stk_machine *m, struct pace *out)
     out->shared_bytes_per_s = all - update;
     out->in_bytes_per_s = m->copy_in_bytes_per_s;
     out->out_bytes_per_s = m->copy_out_bytes_per_s;
+    double left = all - m->copy_out_bytes_per_s - out->least_bytes_per_s;
+    out->team_part = left > update / 4 ? left / update : 0.25;
 }
 
 /* The next visit's parameters are not made yet: no copy that could go faster is what it waits for. The chunks of
@@ -64,12 +66,13 @@ static bool updates_are_ahead(const struct pace_now *w)
     return true;
 }
 
-bool pace_holds(const struct pace *p, const struct pace_now *now, const struct plan_node *n)
+uint32_t pace_team(const struct pace *p, const struct pace_now *now, const struct plan_node *n, uint32_t members)
 {
     bool commit = n->kind == PLAN_COMMIT, update = n->kind == PLAN_UPDATE && n->part == PLAN_RUN_UPDATE;
-    if ((!commit && !update) || !(p->least_bytes_per_s > 0)) return false;
+    if ((!commit && !update) || !(p->least_bytes_per_s > 0) || now->ready_bytes[1] == 0) return members;
     if (now->next_visit >= now->plan->n_visits || now->plan->visits[now->next_visit].dir != PLAN_FORWARD)
-        return false;
-    if (now->ready_bytes[1] == 0 && now->out_in_flight == 0) return false;
-    return commit || (!compute_is_fed(now) && updates_are_ahead(now));
+        return members;
+    if (update && !updates_are_ahead(now)) return members;
+    uint32_t most = (uint32_t)(p->team_part * members + 0.5);
+    return most > members ? members : most > 0 ? most : 1;
 }

@@ -125,7 +125,7 @@ stk_status predict_plan(stk_engine *e, const stk_machine *asked, const struct pl
     if (!cost || !drives)
         st = stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory to predict a step");
     if (st == STK_OK) {
-        bool known = fill_costs(e, cost);
+        bool known = fill_costs(e, cost), simulated = !asked && !e->cfg.machine && e->caps.modelled_time;
         if (e->n_paths > 1) deal(e, input, drive_of_path, drives);
         struct predict_in in = { .plan = plan,
                                  .input = input,
@@ -135,7 +135,7 @@ stk_status predict_plan(stk_engine *e, const stk_machine *asked, const struct pl
                                  .norm_fails = norm_fails,
                                  .overwrite_grads = e->cfg.overwrite_grads,
                                  .compute_threads = m.on_host ? e->caps.compute_threads : 0,
-                                 .update_threads = m.on_host ? e->cfg.update_threads : 0,
+                                 .update_threads = simulated ? e->cores.update : m.on_host ? e->cfg.update_threads : 0,
                                  .drive_of = drives };
         st = predict_run(&in, NULL, NULL, out, &e->err);
         out->costs_known = known;

@@ -44,7 +44,7 @@ struct predicted {
     uint32_t heap_n[PLAN_RESOURCE_N];
     uint64_t ready_bytes[PLAN_RESOURCE_N]; /* of the nodes in the heap */
     struct pace pace;
-    double paced;               /* of the copy that begins now; 0: it is not */
+    double paced, team_part;    /* of what begins now: bytes a second, 0: all; part of the team */
     struct pool pool[PLAN_RESOURCE_N];
     uint32_t nodes_left, next_visit, visits_in_flight;
     uint32_t last_node;
@@ -274,7 +274,6 @@ static struct pace_now pace_state(const struct predicted *r)
                               .next_visit = r->next_visit,
                               .visits_in_flight = r->visits_in_flight,
                               .updates_in_flight = r->pool[PLAN_UPDATE_TEAM].in_flight,
-                              .out_in_flight = r->pool[PLAN_COPY_OUT_LINK].in_flight,
                               .ready_bytes = { r->ready_bytes[PLAN_COPY_IN_LINK],
                                                r->ready_bytes[PLAN_COPY_OUT_LINK] } };
 }
@@ -308,9 +307,9 @@ static void team_work(const struct predicted *r, const struct plan_node *n, stru
     if (m->update_bytes_per_s <= 0) return;
     uint64_t rest = n->kind == PLAN_UPDATE && whole(r, n) ? r->in->input->chunks[n->chunk].bytes[CHUNK_OPT] : 0;
     if (n->kind == PLAN_HAND_OVER) rest = n->bytes; /* read and written */
-    w->ns = ns_of((double)(n->bytes + rest), m->update_bytes_per_s);
+    w->ns = ns_of((double)(n->bytes + rest), m->update_bytes_per_s * r->team_part);
     use(w, PREDICT_CORES, threads(m, r->in->update_threads));
-    use(w, PREDICT_DRAM, of_dram(m, m->update_bytes_per_s));
+    use(w, PREDICT_DRAM, of_dram(m, m->update_bytes_per_s * r->team_part));
 }
 
 static void checksum_work(const struct predicted *r, const struct plan_node *n,
@@ -404,12 +403,18 @@ static bool is_copy(const struct plan_node *n)
     return n->resource == PLAN_COPY_IN_LINK || n->resource == PLAN_COPY_OUT_LINK;
 }
 
-/* issue_copy, and pace_holds in issue_ready of run.c. */
+/* issue_copy and issue_update. */
 static bool held(struct predicted *r, const struct plan_node *n)
 {
     struct pace_now now = pace_state(r);
+    uint32_t all = r->in->update_threads ? r->in->update_threads : r->m->cores ? r->m->cores : 1;
     r->paced = 0;
-    if (n->kind == PLAN_COMMIT || n->kind == PLAN_UPDATE) return pace_holds(&r->pace, &now, n);
+    r->team_part = 1;
+    if (n->kind == PLAN_COMMIT || (n->kind == PLAN_UPDATE && !n->spec)) {
+        uint32_t most = pace_team(&r->pace, &now, n, all);
+        r->team_part = (double)most / all;
+        return most < all && r->pool[PLAN_UPDATE_TEAM].in_flight > 0;
+    }
     if (!is_copy(n)) return false;
     now.ready_bytes[n->resource == PLAN_COPY_OUT_LINK] -= n->bytes;
     r->paced = pace_copy(&r->pace, &now, n);

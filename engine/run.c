@@ -89,7 +89,6 @@ struct pace_now run_pace(const stk_engine *e)
                               .next_visit = r->next_visit,
                               .visits_in_flight = r->visits_in_flight,
                               .updates_in_flight = r->pool[PLAN_UPDATE_TEAM].in_flight,
-                              .out_in_flight = r->pool[PLAN_COPY_OUT_LINK].in_flight,
                               .ready_bytes = { r->ready_bytes[PLAN_COPY_IN_LINK],
                                                r->ready_bytes[PLAN_COPY_OUT_LINK] } };
 }

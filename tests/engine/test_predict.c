@@ -320,6 +320,16 @@ static const struct dev_model slow = { .flops_per_s = 4e9,
                                        .launch_ns = 3000,
                                        .update_bytes_per_s = 300e6 };
 
+/* Of memory that update and copies share there is too little: copies are paced, updates yield. */
+static const struct dev_model short_of_memory = { .flops_per_s = 4e9,
+                                                  .copy_in_bytes_per_s = 60e6,
+                                                  .copy_out_bytes_per_s = 50e6,
+                                                  .memory_bytes_per_s = 900e6,
+                                                  .launch_ns = 3000,
+                                                  .update_bytes_per_s = 140e6,
+                                                  .dram_bytes_per_s = 155e6,
+                                                  .copy_both_bytes_per_s = 80e6 };
+
 /* What a place's visits take: the client's operations, in prepare mode. */
 static uint64_t prepare_ns(struct toy *t, uint32_t place, stk_dir dir, bool recompute)
 {
@@ -349,6 +359,7 @@ static void tell_costs(struct toy *t)
 
 struct variant { stk_tier params, opt, grads; uint32_t micros, prefetch; stk_update update;
     stk_accumulate accumulate; bool shared; uint64_t device_memory; stk_act act; uint32_t keep;
+    bool short_of_memory;
 };
 
 static const struct variant variants[] = {
@@ -366,6 +377,10 @@ static const struct variant variants[] = {
     { STK_TIER_HOST, STK_TIER_HOST, STK_TIER_HOST, 3, 2, STK_UPDATE_CHASE, 0, false, 0, STK_ACT_HOST, 1 },
     { STK_TIER_HOST, STK_TIER_HOST, STK_TIER_HOST, 3, 2, STK_UPDATE_CHASE, 0, false, 0,
       STK_ACT_RECOMPUTE, 3 },
+    { STK_TIER_HOST, STK_TIER_HOST, STK_TIER_HOST, 1, 2, STK_UPDATE_CHASE, 0, false, 0, STK_ACT_KEEP, 0, true },
+    { STK_TIER_HOST, STK_TIER_HOST, STK_TIER_HOST, 3, 2, STK_UPDATE_CHASE, 0, false, 0, STK_ACT_HOST, 1, true },
+    { STK_TIER_HOST, STK_TIER_HOST, STK_TIER_HOST, 2, 2, STK_UPDATE_SPLIT, 0, false, 0, STK_ACT_HOST, 0, true },
+    { STK_TIER_HOST, STK_TIER_NVME, STK_TIER_NVME, 2, 2, STK_UPDATE_CHASE, 0, false, 0, STK_ACT_HOST, 1, true },
 };
 
 static void against_sim(const struct variant *v, uint32_t index)
@@ -379,7 +394,7 @@ static void against_sim(const struct variant *v, uint32_t index)
     t.cfg.device = STK_DEVICE_SIM;
     t.cfg.simulate = true;
     t.cfg.seed = test_seed() + index;
-    t.cfg.sim_model = &slow;
+    t.cfg.sim_model = v->short_of_memory ? &short_of_memory : &slow;
     t.cfg.storage = STK_STORAGE_SIM;
     t.cfg.sim_disk = &sim;
     t.cfg.nvme[0] = "disk";
