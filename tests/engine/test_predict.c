@@ -388,7 +388,8 @@ static void against_sim(const struct variant *v, uint32_t index)
     struct toy t;
     struct stk_error err = { 0 };
     struct io_sim_cfg sim = { .latency_ns = 60000, .read_bytes_per_s = 90e6,
-                              .write_bytes_per_s = 60e6, .shared_rate = v->shared };
+                              .write_bytes_per_s = 60e6, .shared_rate = v->shared,
+                              .dram_bytes_per_s = v->short_of_memory ? short_of_memory.dram_bytes_per_s : 0 };
     REQUIRE(io_sim_disk_new(256u << 20, &sim.disk, &err) == STK_OK);
     toy_init(&t, 5, v->micros);
     t.cfg.device = STK_DEVICE_SIM;
