@@ -9,18 +9,7 @@
 enum { COPY_BLOCKS = 4, COPY_THREADS = 256, COPY_VECTORS = 2 };
 #define PIECE_BYTES ((uint64_t)COPY_THREADS * COPY_VECTORS * sizeof(uint4))
 
-/* The executor of the tests has no clock: nothing waits there. */
-KERN_DEVICE bool time_is_over(uint64_t begin_ns, uint64_t wait_ns)
-{
-#ifdef __CUDA_ARCH__
-    uint64_t now_ns;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now_ns));
-    return now_ns - begin_ns >= wait_ns;
-#else
-    (void)begin_ns, (void)wait_ns;
-    return true;
-#endif
-}
+/* The card's clock. The executor of the tests has none: nothing waits there. */
 KERN_DEVICE uint64_t clock_ns(void)
 {
     uint64_t now_ns = 0;
@@ -28,6 +17,14 @@ KERN_DEVICE uint64_t clock_ns(void)
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now_ns));
 #endif
     return now_ns;
+}
+KERN_DEVICE void wait_until(uint64_t begin_ns, uint64_t wait_ns)
+{
+#ifdef __CUDA_ARCH__
+    while (clock_ns() - begin_ns < wait_ns) {}
+#else
+    (void)begin_ns, (void)wait_ns;
+#endif
 }
 
 static __global__ void __launch_bounds__(COPY_THREADS)
@@ -37,7 +34,7 @@ static __global__ void __launch_bounds__(COPY_THREADS)
     const uint64_t step = (uint64_t)gridDim.x * piece;
     uint64_t done = 0;
     for (uint64_t at = blockIdx.x * piece; at < vectors; at += step, done++) {
-        while (!time_is_over(begin_ns, (uint64_t)((double)done * piece_ns))) {}
+        wait_until(begin_ns, (uint64_t)((double)done * piece_ns));
         uint4 v[COPY_VECTORS];
         KERN_UNROLL
         for (int k = 0; k < COPY_VECTORS; k++) {
@@ -55,7 +52,7 @@ static __global__ void __launch_bounds__(COPY_THREADS)
 cudaError_t cuda_copy_paced(cudaStream_t s, void *dst, const void *src, uint64_t bytes, double bytes_per_s)
 {
     const uint64_t vectors = bytes / sizeof(uint4), pieces = kern_div_up(bytes, PIECE_BYTES);
-    const uint64_t blocks = kern_least(pieces, COPY_BLOCKS);
+    const uint64_t most = COPY_BLOCKS, blocks = pieces < most ? pieces : most;
     return kern_launch(s, blocks, COPY_THREADS, paced_kernel, vectors, (const uint4 *)src, (uint4 *)dst,
                        (double)blocks * (double)PIECE_BYTES / bytes_per_s * 1e9);
 }
