@@ -1,0 +1,373 @@
+#!/usr/bin/env bash
+# tests/gpu/accept.sh - settles the CUDA device on a real card, in at most six minutes, the build for that card included.
+#
+#     tests/gpu/accept.sh [--out DIR] [--limit SECONDS] [--work DIR] [--nvme DIR] [--parts A,B,...]
+#     tests/gpu/accept.sh --check          is all here that a run needs? 0: yes; 3: no card; 2: something else is missing
+#     tests/gpu/accept.sh --pack FILE      writes a tarball that runs where there is neither network nor meson, ninja,
+#                                          pkg-config or any of Debian's libraries: nvcc, a C compiler and CUDA's are enough
+#
+# Of a tarball:  tar xzf FILE && stoker/tests/gpu/accept.sh --out DIR
+#
+# DIR (accept-out) has accept.md, one table, and accept.json, both written anew after every part, so that what ran is there
+# whatever ends this; and the logs of all programs. --work holds a model of 2.2 GB, its exports and its NVMe state (16 GB).
+# A part that fails or outlasts its time is a row that says so, and the next one begins. Parts, in this order:
+#   card rates build ops small model24 torch fsdp model6 memcheck racecheck nvme24 nvme6
+# Figures of speed are medians over steps but the first; peak device memory is what others than the watching program took by
+# the driver's count (cudaMemGetInfo each 2 ms). Exit 0: all parts ran and passed; 1: a row says what did not.
+set -uo pipefail
+
+self=$(readlink -f "${BASH_SOURCE[0]}")
+root=$(dirname "$(dirname "$(dirname "$self")")")
+here=$root/tests/gpu/accept
+out=accept-out work= nvme= limit=360 only= mode=run pack=
+failed=0
+SECONDS=0
+
+refuse() { printf 'accept: %s\n' "$2" >&2; exit "$1"; }
+
+while [ $# -gt 0 ]; do
+    case $1 in
+    --check) mode=check; shift ;;
+    --pack | --out | --limit | --work | --nvme | --parts)
+        [ $# -ge 2 ] || refuse 2 "$1 needs a value"
+        case $1 in
+        --pack) mode=pack pack=$2 ;;
+        --out) out=$2 ;;
+        --limit) limit=$2 ;;
+        --work) work=$2 ;;
+        --nvme) nvme=$2 ;;
+        --parts) only=,$2, ;;
+        esac
+        shift 2 ;;
+    -h | --help) sed -n '2,18s/^# \{0,1\}//p' "$self"; exit 0 ;;
+    *) refuse 2 "'$1' is no option; --help lists them" ;;
+    esac
+done
+
+if [ $mode = pack ]; then exec python3 "$here/pack.py" --root "$root" --out "$pack"; fi
+
+# --- what a run needs ---------------------------------------------------------------------------------------------------
+
+nvcc=$(PATH=$PATH:/usr/local/cuda/bin command -v nvcc) || refuse 2 "no nvcc in PATH or /usr/local/cuda/bin: install NVIDIA's CUDA 13 toolkit"
+cuda=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
+cc=${CC:-$(command -v gcc || command -v cc)} || refuse 2 "no C compiler (gcc or cc in PATH)"
+cudart=
+for file in "$cuda"/lib64/libcudart_static.a "$cuda"/lib/libcudart_static.a "$cuda"/targets/*/lib/libcudart_static.a; do
+    [ ! -e "$file" ] || { cudart=$file; break; }
+done
+[ -n "$cudart" ] || refuse 2 "no libcudart_static.a under $cuda: install the development files of CUDA's runtime"
+[ -e "$cuda/include/cuda_runtime_api.h" ] || refuse 2 "no include/cuda_runtime_api.h under $cuda: install the headers of CUDA's runtime"
+if [ -e "$root/bundle/compile.txt" ]; then
+    how=bundle
+elif command -v meson > /dev/null && command -v ninja > /dev/null && command -v pkg-config > /dev/null; then
+    how=meson
+else
+    refuse 2 "this tree has no bundle/ (accept.sh --pack makes a tarball that has) and this machine no meson, ninja and pkg-config"
+fi
+
+out=$(mkdir -p "$out" && cd "$out" && pwd) || refuse 2 "$out cannot be made"
+work=${work:-$out/work}
+work=$(mkdir -p "$work" && cd "$work" && pwd) || refuse 2 "$work cannot be made"
+rows=$out/rows.tsv
+: > "$rows"
+
+"$cc" -std=c11 -D_GNU_SOURCE -O2 -isystem "$cuda/include" -o "$work/tool" "$here/tool.c" "$cudart" -ldl -lrt -lpthread \
+    > "$out/tool.log" 2>&1 || refuse 2 "$here/tool.c does not compile, see $out/tool.log"
+
+# The first device check.
+if ! "$work/tool" card > "$out/card.txt" 2> "$out/card.err"; then
+    refuse 3 "stopped at the device check: $(cat "$out/card.err")"
+fi
+card_value() { awk -v k="$1" '$1 == k { sub(/^[^ ]* /, ""); print }' "$out/card.txt"; }
+arch=$(card_value capability)
+if [ $mode = check ]; then
+    printf 'accept: ready: %s, compute capability %s, built by %s\n' "$(card_value name)" "$arch" "$how"
+    exit 0
+fi
+
+# Libraries that are opened at run time: CUDA's folder first, else those that python's packages brought.
+libraries=$cuda/lib64:$root/bundle/lib
+for name in libcublasLt.so.13 libcudnn.so.9; do
+    [ ! -e "$cuda/lib64/$name" ] || continue
+    found=$(python3 - "$name" 2> /dev/null <<'PY'
+import glob, os, site, sys
+for base in site.getsitepackages() + sys.path:
+    for hit in glob.glob(os.path.join(base, "nvidia", "*", "lib", sys.argv[1])):
+        print(os.path.dirname(hit)); sys.exit()
+PY
+    )
+    [ -z "$found" ] || libraries=$libraries:$found
+done
+export LD_LIBRARY_PATH=$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+
+# --- rows, the table, limits --------------------------------------------------------------------------------------------
+
+# row PART WHAT VALUE [UNIT] [NOTE]; both files are complete after each.
+row() {
+    printf '%s\t%s\t%s\t%s\t%s\n' "$1" "$2" "$3" "${4:-}" "$(printf '%s' "${5:-}" | tr '\t\n' '  ')" >> "$rows"
+    { printf '| part | what | value | unit | note |\n|---|---|---|---|---|\n'
+      awk -F '\t' '{ gsub(/\|/, "/"); printf "| %s | %s | %s | %s | %s |\n", $1, $2, $3, $4, $5 }' "$rows"; } > "$out/accept.md.new"
+    awk -F '\t' 'function q(s) { gsub(/\\/, "\\\\", s); gsub(/"/, "\\\"", s); gsub(/[[:cntrl:]]/, " ", s); return "\"" s "\"" }
+        function v(s) { return s ~ /^-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?$/ ? s : q(s) }
+        BEGIN { printf "{\"format\": 1, \"rows\": [" }
+        { printf "%s\n {\"part\": %s, \"what\": %s, \"value\": %s, \"unit\": %s, \"note\": %s}", NR > 1 ? "," : "", q($1), q($2), v($3), q($4), q($5) }
+        END { printf "\n]}\n" }' "$rows" > "$out/accept.json.new"
+    mv "$out/accept.md.new" "$out/accept.md"
+    mv "$out/accept.json.new" "$out/accept.json"
+}
+bad() { failed=1; row "$@"; }
+
+# part NAME SECONDS: begins a part; false: there is no time for it, or it was not asked for.
+part_end=0
+part() {
+    [ -z "$only" ] || [[ $only = *,$1,* ]] || return 1
+    local left=$((limit - SECONDS))
+    if [ "$left" -lt 5 ]; then
+        bad "$1" "not run" "" "" "the $limit s are over"
+        return 1
+    fi
+    part_end=$((SECONDS + ($2 < left ? $2 : left)))
+    printf '== %s (%d s)\n' "$1" "$SECONDS"
+}
+# Runs a command inside the time of its part; 124: it was stopped.
+lim() {
+    local left=$((part_end - SECONDS))
+    [ "$left" -gt 0 ] || return 124
+    timeout -k 3 "$left" "$@"
+}
+why() { if [ "$1" = 124 ] || [ "$1" = 137 ]; then echo "its time was over"; else echo "exit $1: $(tail -n 1 "$2" | cut -c1-300)"; fi; }
+now() { date +%s.%N; }
+since() { awk -v a="$1" -v b="$(now)" 'BEGIN { printf "%.1f", b - a }'; }
+
+# number KEY FILE: of JSON lines, a number a line.
+number() { grep -o "\"$1\":[^,}]*" "$2" | sed 's/^[^:]*: *//'; }
+median() { sort -g | awk '{ x[NR] = $1 } END { if (NR) printf "%.6g", NR % 2 ? x[(NR + 1) / 2] : (x[NR / 2] + x[NR / 2 + 1]) / 2 }'; }
+mean() { awk '{ s += $1; n++ } END { if (n) printf "%.4g", s / n }'; }
+
+# --- models and runs ----------------------------------------------------------------------------------------------------
+
+stoker=$root/build-accept/stoker
+small=$here/small.json
+large=$here/llama-1.1b.json
+config() { grep -o "\"$1\": *[0-9]*" "$2" | grep -o '[0-9]*$'; }
+
+# FLOPs of a token in forward and backward: 6 for each element of a matrix (the head's, not the embedding's), and causal
+# attention: 6 x layers x hidden x sequence.
+token_flops() {
+    awk -v l="$(config num_hidden_layers "$1")" -v h="$(config hidden_size "$1")" -v i="$(config intermediate_size "$1")" \
+        -v a="$(config num_attention_heads "$1")" -v k="$(config num_key_value_heads "$1")" -v v="$(config vocab_size "$1")" -v s="$2" \
+        'BEGIN { printf "%.6g", 6 * (l * (2 * h * h + 2 * h * h * k / a + 3 * h * i) + v * h) + 6 * l * h * s }'
+}
+
+# watched FILE COMMAND...: runs it beside `tool watch`; FILE gets the most memory that was taken on the card.
+watched() {
+    local file=$1 rc line
+    shift
+    rm -f "$work/watch.in"
+    mkfifo "$work/watch.in"
+    "$work/tool" watch < "$work/watch.in" > "$file" 2>&1 &
+    local pid=$!
+    exec 7> "$work/watch.in"
+    for _ in $(seq 100); do grep -q ready "$file" 2> /dev/null && break; sleep 0.1; done
+    lim "$@" 7>&-
+    rc=$?
+    exec 7>&-
+    wait $pid
+    return $rc
+}
+peak_of() { awk '$1 == "most_bytes" { printf "%.3f", $2 / 2^30 }' "$1"; }
+
+# train NAME MODEL DATA OPTIONS...: into $out/NAME.jsonl and .log; its export is in $work/NAME.
+train() {
+    local name=$1 model=$2 data=$3
+    shift 3
+    rm -rf "${work:?}/$name" "$out/$name.jsonl"
+    watched "$out/$name.watch" "$stoker" train --model "$model" --data "$data" --out "$work/$name" --log "$out/$name.jsonl" \
+        --progress none --predict off --lr 1e-4 "$@" > "$out/$name.log" 2>&1
+}
+
+# Rows of a run of the large model.
+speed_rows() {
+    local name=$1 log=$out/$1.jsonl rate steps share
+    [ -s "$log" ] || return
+    steps=$(wc -l < "$log")
+    tail -n +2 "$log" > "$work/steady.jsonl"
+    [ -s "$work/steady.jsonl" ] || cp "$log" "$work/steady.jsonl"
+    rate=$(number tokens_per_s "$work/steady.jsonl" | median)
+    share=$(awk -v r="$rate" -v f="$(token_flops "$large" 2048)" -v p="${matrix_rate:-0}" 'BEGIN { if (p > 0) printf "%.3f", r * f / p }')
+    row "$name" "speed" "$rate" "tokens/s" "$steps steps, the median of those after the first"
+    row "$name" "step" "$(number step_s "$work/steady.jsonl" | median)" "s"
+    row "$name" "share of the card's matrix rate" "$share" "" "$(token_flops "$large" 2048) FLOPs a token"
+    for cause in nvme copy update gather other; do
+        row "$name" "exposed: $cause" "$(number "$cause" "$work/steady.jsonl" | mean)" "s" "mean of a step"
+    done
+    row "$name" "compute" "$(number compute_s "$work/steady.jsonl" | mean)" "s" "$(grep '^busiest' "$out/$name.log" | tr -s ' ' | cut -c1-200)"
+    row "$name" "peak on the card" "$(peak_of "$out/$name.watch")" "GiB" "by the driver's count"
+    row "$name" "peak of the process" "$(number peak_rss_bytes "$log" | tail -n 1 | awk '{ printf "%.2f", $1 / 2^30 }')" "GiB" "host memory"
+}
+
+# large_part NAME SECONDS CAP OPTIONS...
+large_part() {
+    local name=$1 cap=$3 rc
+    part "$name" "$2" || return
+    shift 3
+    [ -e "$work/large/config.json" ] || { bad "$name" "not run" "" "" "the model was not made"; return; }
+    train "$name" "$work/large" "$work/large.bin" --device cuda --device-memory "${cap}GiB" --seq 2048 --batch 8 "$@"
+    rc=$?
+    speed_rows "$name"
+    peak=$(peak_of "$out/$name.watch")
+    if [ -n "$peak" ] && awk -v p="$peak" -v c="$cap" 'BEGIN { exit !(p > c) }'; then bad "$name" "cap" "exceeded" "" "$peak GiB of $cap"; fi
+    [ $rc = 0 ] || bad "$name" "run" "failed" "" "$(why $rc "$out/$name.log")"
+    rm -rf "${work:?}/$name"
+}
+
+# --- parts --------------------------------------------------------------------------------------------------------------
+
+build_by_meson() {
+    [ -e "$root/build-accept/build.ninja" ] ||
+        lim meson setup "$root/build-accept" "$root" -Dbuildtype=debugoptimized -Dcuda=enabled -Dgpu_archs="$arch" || return
+    lim ninja -C "$root/build-accept" stoker tests/gpu/accept/gpu_card_ops || return
+    ! ninja -C "$root/build-accept" -t targets all | grep -q '^tests/gpu/accept/gpu_card_device_ops:' ||
+        lim ninja -C "$root/build-accept" tests/gpu/accept/gpu_card_device_ops
+}
+
+if part card 10; then
+    row card "card" "$(card_value name)"
+    row card "compute capability" "$arch"
+    row card "memory" "$(card_value total_bytes | awk '{ printf "%.2f", $1 / 2^30 }')" "GiB" "$(card_value free_bytes | awk '{ printf "%.2f", $1 / 2^30 }') free"
+    row card "CUDA" "$(card_value runtime)" "" "driver for $(card_value driver), $("$nvcc" --version | grep -o 'V[0-9.]*')"
+    row card "host" "$(nproc)" "cores" "$(grep -m 1 'model name' /proc/cpuinfo | sed 's/.*: //'), $(awk '/MemTotal/ { printf "%.0f GiB", $2 / 2^20 }' /proc/meminfo), Linux $(uname -r)"
+fi
+
+if part rates 20; then
+    if lim "$work/tool" copies > "$out/copies.txt" 2>&1; then
+        while read -r way rate; do row rates "copies, $way" "$(awk -v r="$rate" 'BEGIN { printf "%.1f", r / 1e9 }')" "GB/s" "pinned memory, 256 MiB at a time"; done < "$out/copies.txt"
+    else
+        bad rates "copies" "failed" "" "$(why $? "$out/copies.txt")"
+    fi
+fi
+
+built=0
+if part build 150; then
+    begin=$(now)
+    if [ $how = bundle ]; then
+        lim bash "$here/build.sh" "$root" "$cuda" "$cudart" "$arch" "$cc" > "$out/build.log" 2>&1
+    else
+        build_by_meson > "$out/build.log" 2>&1
+    fi
+    rc=$?
+    if [ $rc = 0 ]; then built=1; row build "time" "$(since "$begin")" "s" "for sm_$arch alone, by $how, $(nproc) at a time"; else bad build "build" "failed" "" "$(why $rc "$out/build.log")"; fi
+elif [ -x "$stoker" ]; then
+    built=1
+fi
+[ $built = 1 ] || { printf 'accept: without a build nothing more can run; %s has what there is\n' "$out/accept.md" >&2; exit 1; }
+
+matrix_rate=
+if part ops 45; then
+    lim "$root/build-accept/tests/gpu/accept/gpu_card_ops" > "$out/ops.txt" 2>&1
+    rc=$?
+    matrix_rate=$(awk '$2 == "matrix_rate" { print $3 }' "$out/ops.txt")
+    [ -z "$matrix_rate" ] || row rates "matrix products" "$(awk -v r="$matrix_rate" 'BEGIN { printf "%.1f", r / 1e12 }')" "TFLOP/s" "bf16 where the card has it; $(grep '^# numerics' "$out/ops.txt" | cut -c12-)"
+    row ops "operations equal to the host's" "$(grep -c '^# operation ' "$out/ops.txt")" "" "worst share of its bound: $(grep -o '[0-9.]* of the bound' "$out/ops.txt" | sort -g | tail -n 1)"
+    [ $rc = 0 ] || bad ops "operations" "failed" "" "$(why $rc "$out/ops.txt"); $(grep '^not ok' "$out/ops.txt" | tr '\n' ' ')"
+    if [ -x "$root/build-accept/tests/gpu/accept/gpu_card_device_ops" ]; then
+        if lim "$root/build-accept/tests/gpu/accept/gpu_card_device_ops" > "$out/device_ops.txt" 2>&1; then
+            row ops "the stand-in's list of operations, on the card" "passed"
+        else
+            bad ops "the stand-in's list of operations, on the card" "failed" "" "$(why $? "$out/device_ops.txt"); $(grep '^#' "$out/device_ops.txt" | head -n 1)"
+        fi
+    fi
+fi
+
+# The large model is made while the small one is compared: nothing is timed meanwhile.
+maker=
+if [ ! -e "$work/large/config.json" ] && { [ -z "$only" ] || [[ $only =~ model|nvme|torch|fsdp ]]; }; then
+    "$work/tool" tokens "$work/large.bin" $((2048 * 8 * 8 + 1)) "$(config vocab_size "$large")"
+    timeout 120 "$stoker" init --config "$large" --out "$work/large.part" > "$out/init.log" 2>&1 && mv "$work/large.part" "$work/large" &
+    maker=$!
+fi
+
+# losses NAME_A NAME_B: largest relative difference over all steps.
+losses() {
+    paste <(number loss "$out/$1.jsonl") <(number loss "$out/$2.jsonl") |
+        awk '{ d = ($1 - $2) / $2; if (d < 0) d = -d; if (d > m) m = d; n++ } END { printf "%.3g %d", m, n }'
+}
+small_train() {
+    local name=$1
+    shift
+    train "$name" "$work/small" "$work/small.bin" --seq 128 --batch 8 --micro-batch 2 --steps 20 "$@"
+    local rc=$?
+    [ $rc = 0 ] || bad small "$name" "failed" "" "$(why $rc "$out/$name.log")"
+    return $rc
+}
+if part small 60; then
+    rm -rf "$work/small"
+    "$work/tool" tokens "$work/small.bin" $((128 * 8 * 20 + 1)) "$(config vocab_size "$small")"
+    "$stoker" init --config "$small" --out "$work/small" > "$out/small_init.log" 2>&1
+    f32=(--matmul f32 --activation-dtype f32)
+    if small_train small_host_f32 --device host "${f32[@]}" && small_train small_cuda_f32 --device cuda "${f32[@]}"; then
+        read -r worst n < <(losses small_cuda_f32 small_host_f32)
+        if awk -v w="$worst" -v n="$n" 'BEGIN { exit !(n == 20 && w <= 1e-3) }'; then row small "losses of 20 steps, f32: largest relative difference" "$worst" "" "cuda beside host; at most 0.001"
+        else bad small "losses of 20 steps, f32" "differ" "" "$worst over $n steps"; fi
+    fi
+    if small_train small_host --device host && small_train small_cuda --device cuda; then
+        read -r worst n < <(losses small_cuda small_host)
+        if awk -v w="$worst" -v n="$n" 'BEGIN { exit !(n == 20 && w <= 0.02) }'; then row small "losses of 20 steps, bf16: largest relative difference" "$worst" "" "cuda beside host; at most 0.02"
+        else bad small "losses of 20 steps, bf16" "differ" "" "$worst over $n steps"; fi
+    fi
+    mkdir -p "${nvme:=$work/nvme}"
+    small_train small_nvme --device cuda --nvme "$nvme" --params nvme --optimizer-state nvme --grads nvme --activations recompute --update serial
+    small_train small_again --device cuda
+    a=$(sha256sum < "$work/small_cuda/model.safetensors") same=1
+    for name in small_nvme small_again; do [ "$a" = "$(sha256sum < "$work/$name/model.safetensors")" ] || { same=0; bad small "weights of $name" "other bits" "" "than those of small_cuda"; }; done
+    [ $same = 0 ] || row small "weights, 20 steps" "equal bits" "" "states in memory, again, and on NVMe with recomputation and serial update"
+fi
+[ -z "$maker" ] || wait "$maker" || bad model24 "the model" "was not made" "" "$(tail -n 1 "$out/init.log")"
+
+# Both caps with all state in host memory: as if the card held nothing between steps.
+in_memory=(--params host --optimizer-state host --grads host)
+large_part model24 50 24 --micro-batch 2 --steps 6 "${in_memory[@]}"
+
+# peer NAME SECONDS MODE CAP
+peer() {
+    part "$1" "$2" || return
+    if ! python3 -c 'import torch; assert torch.cuda.is_available()' > /dev/null 2>&1; then row "$1" "not run" "" "" "python3 has no torch that sees the card"; return; fi
+    watched "$out/$1.watch" python3 "$here/peer.py" --mode "$3" --config "$large" --seq 2048 --batch 8 --micro-batch 2 --steps 5 --cap-gib "$4" > "$out/$1.log" 2>&1
+    local rc=$?
+    [ $rc = 0 ] || bad "$1" "run" "failed" "" "$(why $rc "$out/$1.log")"
+    rate=$(number tokens_per_s "$out/$1.log" | tail -n +2 | median)
+    [ -n "$rate" ] || return
+    row "$1" "speed" "$rate" "tokens/s" "torch $(python3 -c 'import torch; print(torch.__version__)'), $(grep -c tokens_per_s "$out/$1.log") steps, the median of those after the first"
+    row "$1" "peak on the card" "$(peak_of "$out/$1.watch")" "GiB" "by the driver's count"
+    ours=$(number tokens_per_s <(tail -n +2 "$out/model24.jsonl" 2> /dev/null) | median)
+    [ -z "$ours" ] || row "$1" "stoker under 24 GiB beside it" "$(awk -v a="$ours" -v b="$rate" 'BEGIN { printf "%.3f", a / b }')" "x"
+}
+peer torch 50 plain 0
+peer fsdp 60 fsdp 24
+
+large_part model6 45 6 --micro-batch 1 --steps 4 "${in_memory[@]}"
+
+# sanitizer TOOL
+sanitizer() {
+    part "$1" 45 || return
+    local found
+    found=$(PATH=$PATH:$cuda/bin:$cuda/compute-sanitizer command -v compute-sanitizer) || { row "$1" "not run" "" "" "no compute-sanitizer"; return; }
+    [ -e "$work/small/config.json" ] || { bad "$1" "not run" "" "" "the small model was not made"; return; }
+    rm -rf "${work:?}/$1"
+    lim "$found" --tool "$1" --error-exitcode 9 "$stoker" train --model "$work/small" --data "$work/small.bin" --out "$work/$1" --device cuda --seq 64 \
+        --batch 2 --micro-batch 1 --steps 2 --progress none --predict off > "$out/$1.log" 2>&1
+    local rc=$? summary
+    summary=$(grep 'SUMMARY' "$out/$1.log" | sed 's/^=* *//' | tr '\n' ' ')
+    if [ $rc = 0 ]; then row "$1" "two steps of the small model" "clean" "" "$summary"; else bad "$1" "two steps of the small model" "failed" "" "$(why $rc "$out/$1.log") $summary"; fi
+}
+sanitizer memcheck
+sanitizer racecheck
+
+on_nvme=(--nvme "${nvme:=$work/nvme}" --params nvme --optimizer-state nvme)
+mkdir -p "$nvme"
+large_part nvme24 60 24 --micro-batch 2 --steps 3 "${on_nvme[@]}"
+large_part nvme6 60 6 --micro-batch 1 --steps 3 "${on_nvme[@]}"
+
+row all "time" "$SECONDS" "s" "$([ $failed = 0 ] && echo 'all parts ran and passed' || echo 'see the rows that say what did not')"
+cat "$out/accept.md"
+exit $failed
