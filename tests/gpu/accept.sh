@@ -110,7 +110,7 @@ row() {
     awk -F '\t' 'function q(s) { gsub(/\\/, "\\\\", s); gsub(/"/, "\\\"", s); gsub(/[[:cntrl:]]/, " ", s); return "\"" s "\"" }
         function v(s) { return s ~ /^-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?$/ ? s : q(s) }
         BEGIN { printf "{\"format\": 1, \"rows\": [" }
-        { printf "%s\n {\"part\": %s, \"what\": %s, \"value\": %s, \"unit\": %s, \"note\": %s}", NR > 1 ? "," : "", q($1), q($2), v($3), q($4), q($5) }
+        { printf "%s\n {\"part\": %s, \"what\": %s, \"value\": %s, \"unit\": %s, \"note\": %s}", (NR > 1 ? "," : ""), q($1), q($2), v($3), q($4), q($5) }
         END { printf "\n]}\n" }' "$rows" > "$out/accept.json.new"
     mv "$out/accept.md.new" "$out/accept.md"
     mv "$out/accept.json.new" "$out/accept.json"
@@ -235,7 +235,7 @@ if part card 10; then
     row card "card" "$(card_value name)"
     row card "compute capability" "$arch"
     row card "memory" "$(card_value total_bytes | awk '{ printf "%.2f", $1 / 2^30 }')" "GiB" "$(card_value free_bytes | awk '{ printf "%.2f", $1 / 2^30 }') free"
-    row card "CUDA" "$(card_value runtime)" "" "driver for $(card_value driver), $("$nvcc" --version | grep -o 'V[0-9.]*')"
+    row card "CUDA" "$(card_value runtime)" "" "driver for $(card_value driver), $("$nvcc" --version | grep -o 'V[0-9][0-9.]*')"
     row card "host" "$(nproc)" "cores" "$(grep -m 1 'model name' /proc/cpuinfo | sed 's/.*: //'), $(awk '/MemTotal/ { printf "%.0f GiB", $2 / 2^20 }' /proc/meminfo), Linux $(uname -r)"
 fi
 

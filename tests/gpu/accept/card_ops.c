@@ -237,12 +237,12 @@ struct side {
 };
 
 /* Prepare mode says what each operation wants; the arena holds the largest. */
-static stk_status side_open(struct side *w, enum dev_kind kind, const struct shape *p, enum ops_dtype at_type,
-                            struct stk_error *err)
+static stk_status side_open(struct side *w, enum dev_kind kind, enum dev_matmul matmul, const struct shape *p,
+                            enum ops_dtype at_type, struct stk_error *err)
 {
     void *arena = NULL;
-    struct dev_cfg cfg = { .kind = kind, .matmul = at_type == OPS_F32 ? DEV_MATMUL_F32 : DEV_MATMUL_BF16 };
-    if (kind != DEV_CUDA) cfg.memory_bytes = UINT64_MAX / 4, cfg.matmul = DEV_MATMUL_F32;
+    struct dev_cfg cfg = { .kind = kind, .matmul = matmul };
+    if (kind != DEV_CUDA) cfg.memory_bytes = UINT64_MAX / 4; /* 0 is what is free on a card */
     STK_TRY(exec_open_threads(&w->ex, err));
     cfg.ex = w->ex;
     STK_TRY(dev_open(&cfg, &w->d, err));
@@ -348,8 +348,9 @@ static void compare_all(enum dev_kind kind, const struct shape *p, enum ops_dtyp
     struct side host = { 0 }, card = { 0 };
     struct stk_error err = { 0 };
     if (!usable(kind)) SKIP("there is no card");
-    stk_status st = side_open(&host, DEV_HOST_DISCRETE, p, type, &err);
-    if (st == STK_OK) st = side_open(&card, kind, p, type, &err);
+    const enum dev_matmul matmul = type == OPS_F32 ? DEV_MATMUL_F32 : DEV_MATMUL_BF16;
+    stk_status st = side_open(&host, DEV_HOST_DISCRETE, DEV_MATMUL_F32, p, type, &err);
+    if (st == STK_OK) st = side_open(&card, kind, matmul, p, type, &err);
     if (st != STK_OK) printf("# %s\n", err.text);
     CHECK(st == STK_OK);
     for (int k = 0; st == STK_OK && k < OPERATIONS; k++) CHECK(compare(&host, &card, &operations[k], p, type));
@@ -361,7 +362,7 @@ TEST(card_odd_shapes_f32) { compare_all(DEV_CUDA, &shapes[0], OPS_F32); }
 TEST(card_odd_shapes_bf16) { compare_all(DEV_CUDA, &shapes[0], OPS_BF16); }
 TEST(card_layer_f32) { compare_all(DEV_CUDA, &shapes[1], OPS_F32); }
 TEST(card_layer_bf16) { compare_all(DEV_CUDA, &shapes[1], OPS_BF16); }
-/* This program itself, where there is no card. */
+/* This program itself, where there is no card: the host's bf16 products against its f32 ones. */
 TEST(card_table_on_the_host) { compare_all(DEV_HOST_DISCRETE, &shapes[0], OPS_BF16); }
 
 /* The card's matrix rate as the device measures it, for the share that a step reaches. */

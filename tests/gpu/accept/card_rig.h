@@ -3,6 +3,7 @@
 #ifndef TESTS_GPU_CUDA_DEVICE_RIG_H
 #define TESTS_GPU_CUDA_DEVICE_RIG_H
 
+#include "base/convert.h"
 #include "base/exec.h"
 #include "gpu/device.h"
 #include "gpu/ops.h"

@@ -75,8 +75,8 @@ def rewrite(line, root, cc):
     line = re.sub(r"(\S*/libdnnl\.so|-ldnnl)", "@ROOT@/bundle/lib/libdnnl.so.2", line)
     if is_compile(line) and line.startswith("@CC@"):
         line = line.replace(" -c ", " @HEADERS@ -c ")
-    elif line.startswith("@CC@"):  # the second: what libdnnl.so itself needs
-        line += " -Wl,-rpath,@ROOT@/bundle/lib -Wl,-rpath-link,@ROOT@/bundle/lib"
+    elif line.startswith("@CC@"):  # old tags: for what libdnnl.so itself needs, too
+        line += " -Wl,--disable-new-dtags,-rpath,@ROOT@/bundle/lib -Wl,-rpath-link,@ROOT@/bundle/lib"
     left = re.search(r"/usr/(local/cuda|lib)\S*", line)
     if left:
         fail("a path of this machine would be left in a command: %s" % left.group(0))
