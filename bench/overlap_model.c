@@ -232,7 +232,7 @@ static void find_note(struct bench *b, struct overlap_result *r)
     const char *line;
     for (uint32_t i = 0; stk_note(b->e, i, &line); i++)
         if (!strncmp(line, "update: auto", 12)) snprintf(r->note, sizeof r->note, "%s", line);
-    if (b->c->activations == STK_ACT_AUTO) acts_text(&b->e->place, r->acts, sizeof r->acts);
+    if (b->c->activations == STK_ACT_AUTO) acts_text(b->e, &b->e->place, r->acts, sizeof r->acts);
 }
 
 static stk_status run(struct bench *b, struct overlap_result *r)
