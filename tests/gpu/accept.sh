@@ -8,12 +8,14 @@
 #
 # Of a tarball:  tar xzf FILE && stoker/tests/gpu/accept.sh --out DIR
 #
-# DIR (accept-out) has accept.md, one table, and accept.json, both written anew after every part, so that what ran is there
-# whatever ends this; and the logs of all programs. --work holds a model of 2.2 GB, its exports and its NVMe state (16 GB).
+# DIR (accept-out) has accept.md, one table, accept.json, and logs.tar.gz, all written anew as parts end, so that what ran is
+# there whatever ends this. --work (a new folder of TMPDIR, removed at the end) holds a model of 2.2 GB, its exports and 16 GB
+# of its state, unless --nvme names a folder on a faster drive for that.
 # A part that fails or outlasts its time is a row that says so, and the next one begins. Parts, in this order:
 #   card rates build ops small model24 torch fsdp model6 memcheck racecheck nvme24 nvme6
-# Figures of speed are medians over steps but the first; peak device memory is what others than the watching program took by
-# the driver's count (cudaMemGetInfo each 2 ms). Exit 0: all parts ran and passed; 1: a row says what did not.
+# Figures of speed are medians over steps but the first; peak device memory is by the driver's count: nvidia-smi each 50 ms, or
+# cudaMemGetInfo where that is not to be had, less what was taken before. Exit 0: all parts ran and passed; 1: a row says what
+# did not.
 set -uo pipefail
 
 self=$(readlink -f "${BASH_SOURCE[0]}")
@@ -39,7 +41,7 @@ while [ $# -gt 0 ]; do
         --parts) only=,$2, ;;
         esac
         shift 2 ;;
-    -h | --help) sed -n '2,18s/^# \{0,1\}//p' "$self"; exit 0 ;;
+    -h | --help) sed -n '2,20s/^# \{0,1\}//p' "$self"; exit 0 ;;
     *) refuse 2 "'$1' is no option; --help lists them" ;;
     esac
 done
@@ -66,19 +68,25 @@ else
 fi
 
 out=$(mkdir -p "$out" && cd "$out" && pwd) || refuse 2 "$out cannot be made"
-work=${work:-$out/work}
-work=$(mkdir -p "$work" && cd "$work" && pwd) || refuse 2 "$work cannot be made"
-rows=$out/rows.tsv
+if [ -n "$work" ]; then
+    work=$(mkdir -p "$work" && cd "$work" && pwd) || refuse 2 "--work cannot be made"
+else
+    work=$(mktemp -d "${TMPDIR:-/tmp}/stoker-accept.XXXXXX") || refuse 2 "no folder can be made in ${TMPDIR:-/tmp}"
+    trap 'rm -rf "$work"' EXIT
+fi
+logs=$work/logs
+rows=$logs/rows.tsv
+mkdir -p "$logs"
 : > "$rows"
 
 "$cc" -std=c11 -D_GNU_SOURCE -O2 -isystem "$cuda/include" -o "$work/tool" "$here/tool.c" "$cudart" -ldl -lrt -lpthread \
-    > "$out/tool.log" 2>&1 || refuse 2 "$here/tool.c does not compile, see $out/tool.log"
+    > "$logs/tool.log" 2>&1 || refuse 2 "$here/tool.c does not compile: $(head -n 1 "$logs/tool.log")"
 
 # The first device check.
-if ! "$work/tool" card > "$out/card.txt" 2> "$out/card.err"; then
-    refuse 3 "stopped at the device check: $(cat "$out/card.err")"
+if ! "$work/tool" card > "$logs/card.txt" 2> "$logs/card.err"; then
+    refuse 3 "stopped at the device check: $(cat "$logs/card.err")"
 fi
-card_value() { awk -v k="$1" '$1 == k { sub(/^[^ ]* /, ""); print }' "$out/card.txt"; }
+card_value() { awk -v k="$1" '$1 == k { sub(/^[^ ]* /, ""); print }' "$logs/card.txt"; }
 arch=$(card_value capability)
 if [ $mode = check ]; then
     printf 'accept: ready: %s, compute capability %s, built by %s\n' "$(card_value name)" "$arch" "$how"
@@ -117,6 +125,8 @@ row() {
 }
 bad() { failed=1; row "$@"; }
 
+keep_logs() { tar czf "$out/logs.tar.gz.new" -C "$work" logs && mv "$out/logs.tar.gz.new" "$out/logs.tar.gz"; }
+
 # part NAME SECONDS: begins a part; false: there is no time for it, or it was not asked for.
 part_end=0
 part() {
@@ -126,6 +136,7 @@ part() {
         bad "$1" "not run" "" "" "the $limit s are over"
         return 1
     fi
+    keep_logs
     part_end=$((SECONDS + ($2 < left ? $2 : left)))
     printf '== %s (%d s)\n' "$1" "$SECONDS"
 }
@@ -159,36 +170,49 @@ token_flops() {
         'BEGIN { printf "%.6g", 6 * (l * (2 * h * h + 2 * h * h * k / a + 3 * h * i) + v * h) + 6 * l * h * s }'
 }
 
-# watched FILE COMMAND...: runs it beside `tool watch`; FILE gets the most memory that was taken on the card.
+# watched FILE COMMAND...: runs it; FILE gets the most memory that was taken on the card meanwhile. nvidia-smi takes none itself,
+# `tool watch` a context.
+smi=
+[ "$(nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits 2> /dev/null | grep -c '^[0-9]')" != 1 ] || smi=1
 watched() {
-    local file=$1 rc line
+    local file=$1 rc pid
     shift
+    : > "$file"
     rm -f "$work/watch.in"
     mkfifo "$work/watch.in"
-    "$work/tool" watch < "$work/watch.in" > "$file" 2>&1 &
-    local pid=$!
-    exec 7> "$work/watch.in"
-    for _ in $(seq 100); do grep -q ready "$file" 2> /dev/null && break; sleep 0.1; done
+    if [ -n "$smi" ]; then nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits -lms 50 < /dev/null > "$file" 2>&1 &
+    else "$work/tool" watch < "$work/watch.in" > "$file" 2>&1 & fi
+    pid=$!
+    exec 7<> "$work/watch.in"
+    for _ in $(seq 100); do [ ! -s "$file" ] || break; sleep 0.1; done
     lim "$@" 7>&-
     rc=$?
+    if [ -n "$smi" ]; then
+        kill "$pid"
+        wait "$pid" 2> /dev/null
+        awk 'NR == 1 { first = $1 } $1 > most { most = $1 } END { printf "most_bytes %.0f\n", (most - first) * 2^20 }' "$file" > "$file.most"
+        mv "$file.most" "$file"
+    else
+        echo >&7
+        wait "$pid"
+    fi
     exec 7>&-
-    wait $pid
     return $rc
 }
 peak_of() { awk '$1 == "most_bytes" { printf "%.3f", $2 / 2^30 }' "$1"; }
 
-# train NAME MODEL DATA OPTIONS...: into $out/NAME.jsonl and .log; its export is in $work/NAME.
+# train NAME MODEL DATA OPTIONS...: into $logs/NAME.jsonl and .log; its export is in $work/NAME.
 train() {
     local name=$1 model=$2 data=$3
     shift 3
-    rm -rf "${work:?}/$name" "$out/$name.jsonl"
-    watched "$out/$name.watch" "$stoker" train --model "$model" --data "$data" --out "$work/$name" --log "$out/$name.jsonl" \
-        --progress none --predict off --lr 1e-4 "$@" > "$out/$name.log" 2>&1
+    rm -rf "${work:?}/$name" "$logs/$name.jsonl"
+    watched "$logs/$name.watch" "$stoker" train --model "$model" --data "$data" --out "$work/$name" --log "$logs/$name.jsonl" \
+        --progress none --predict off --lr 1e-4 "$@" > "$logs/$name.log" 2>&1
 }
 
 # Rows of a run of the large model.
 speed_rows() {
-    local name=$1 log=$out/$1.jsonl rate steps share
+    local name=$1 log=$logs/$1.jsonl rate steps share
     [ -s "$log" ] || return
     steps=$(wc -l < "$log")
     tail -n +2 "$log" > "$work/steady.jsonl"
@@ -201,10 +225,13 @@ speed_rows() {
     for cause in nvme copy update gather other; do
         row "$name" "exposed: $cause" "$(number "$cause" "$work/steady.jsonl" | mean)" "s" "mean of a step"
     done
-    row "$name" "compute" "$(number compute_s "$work/steady.jsonl" | mean)" "s" "$(grep '^busiest' "$out/$name.log" | tr -s ' ' | cut -c1-200)"
-    row "$name" "peak on the card" "$(peak_of "$out/$name.watch")" "GiB" "by the driver's count"
+    row "$name" "compute" "$(number compute_s "$work/steady.jsonl" | mean)" "s" "$(grep '^busiest' "$logs/$name.log" | tr -s ' ' | cut -c1-200)"
+    row "$name" "peak on the card" "$(peak_of "$logs/$name.watch")" "GiB" "by the driver's count"
     row "$name" "peak of the process" "$(number peak_rss_bytes "$log" | tail -n 1 | awk '{ printf "%.2f", $1 / 2^30 }')" "GiB" "host memory"
 }
+
+# A cap in GiB as the option's value: what is free where the card has less.
+cap_text() { card_value free_bytes | awk -v c="$1" '{ m = int($1 / 2^20) - 64; if (m < c * 1024) printf "%dMiB", m; else printf "%dGiB", c }'; }
 
 # large_part NAME SECONDS CAP OPTIONS...
 large_part() {
@@ -212,12 +239,12 @@ large_part() {
     part "$name" "$2" || return
     shift 3
     [ -e "$work/large/config.json" ] || { bad "$name" "not run" "" "" "the model was not made"; return; }
-    train "$name" "$work/large" "$work/large.bin" --device cuda --device-memory "${cap}GiB" --seq 2048 --batch 8 "$@"
+    train "$name" "$work/large" "$work/large.bin" --device cuda --device-memory "$(cap_text "$cap")" --seq 2048 --batch 8 "$@"
     rc=$?
     speed_rows "$name"
-    peak=$(peak_of "$out/$name.watch")
+    peak=$(peak_of "$logs/$name.watch")
     if [ -n "$peak" ] && awk -v p="$peak" -v c="$cap" 'BEGIN { exit !(p > c) }'; then bad "$name" "cap" "exceeded" "" "$peak GiB of $cap"; fi
-    [ $rc = 0 ] || bad "$name" "run" "failed" "" "$(why $rc "$out/$name.log")"
+    [ $rc = 0 ] || bad "$name" "run" "failed" "" "$(why $rc "$logs/$name.log")"
     rm -rf "${work:?}/$name"
 }
 
@@ -240,10 +267,10 @@ if part card 10; then
 fi
 
 if part rates 20; then
-    if lim "$work/tool" copies > "$out/copies.txt" 2>&1; then
-        while read -r way rate; do row rates "copies, $way" "$(awk -v r="$rate" 'BEGIN { printf "%.1f", r / 1e9 }')" "GB/s" "pinned memory, 256 MiB at a time"; done < "$out/copies.txt"
+    if lim "$work/tool" copies > "$logs/copies.txt" 2>&1; then
+        while read -r way rate; do row rates "copies, $way" "$(awk -v r="$rate" 'BEGIN { printf "%.1f", r / 1e9 }')" "GB/s" "pinned memory, 256 MiB at a time"; done < "$logs/copies.txt"
     else
-        bad rates "copies" "failed" "" "$(why $? "$out/copies.txt")"
+        bad rates "copies" "failed" "" "$(why $? "$logs/copies.txt")"
     fi
 fi
 
@@ -251,30 +278,30 @@ built=0
 if part build 150; then
     begin=$(now)
     if [ $how = bundle ]; then
-        lim bash "$here/build.sh" "$root" "$cuda" "$cudart" "$arch" "$cc" > "$out/build.log" 2>&1
+        lim bash "$here/build.sh" "$root" "$cuda" "$cudart" "$arch" "$cc" > "$logs/build.log" 2>&1
     else
-        build_by_meson > "$out/build.log" 2>&1
+        build_by_meson > "$logs/build.log" 2>&1
     fi
     rc=$?
-    if [ $rc = 0 ]; then built=1; row build "time" "$(since "$begin")" "s" "for sm_$arch alone, by $how, $(nproc) at a time"; else bad build "build" "failed" "" "$(why $rc "$out/build.log")"; fi
+    if [ $rc = 0 ]; then built=1; row build "time" "$(since "$begin")" "s" "for sm_$arch alone, by $how, $(nproc) at a time"; else bad build "build" "failed" "" "$(why $rc "$logs/build.log")"; fi
 elif [ -x "$stoker" ]; then
     built=1
 fi
-[ $built = 1 ] || { printf 'accept: without a build nothing more can run; %s has what there is\n' "$out/accept.md" >&2; exit 1; }
+[ $built = 1 ] || { keep_logs; printf 'accept: without a build nothing more can run; %s has what there is\n' "$out/accept.md" >&2; exit 1; }
 
 matrix_rate=
 if part ops 45; then
-    lim "$root/build-accept/tests/gpu/accept/gpu_card_ops" > "$out/ops.txt" 2>&1
+    lim "$root/build-accept/tests/gpu/accept/gpu_card_ops" > "$logs/ops.txt" 2>&1
     rc=$?
-    matrix_rate=$(awk '$2 == "matrix_rate" { print $3 }' "$out/ops.txt")
-    [ -z "$matrix_rate" ] || row rates "matrix products" "$(awk -v r="$matrix_rate" 'BEGIN { printf "%.1f", r / 1e12 }')" "TFLOP/s" "bf16 where the card has it; $(grep '^# numerics' "$out/ops.txt" | cut -c12-)"
-    row ops "operations equal to the host's" "$(grep -c '^# operation ' "$out/ops.txt")" "" "worst share of its bound: $(grep -o '[0-9.]* of the bound' "$out/ops.txt" | sort -g | tail -n 1)"
-    [ $rc = 0 ] || bad ops "operations" "failed" "" "$(why $rc "$out/ops.txt"); $(grep '^not ok' "$out/ops.txt" | tr '\n' ' ')"
+    matrix_rate=$(awk '$2 == "matrix_rate" { print $3 }' "$logs/ops.txt")
+    [ -z "$matrix_rate" ] || row rates "matrix products" "$(awk -v r="$matrix_rate" 'BEGIN { printf "%.1f", r / 1e12 }')" "TFLOP/s" "bf16 where the card has it; $(grep '^# numerics' "$logs/ops.txt" | cut -c12-)"
+    row ops "operations equal to the host's" "$(grep -c '^# operation ' "$logs/ops.txt")" "" "worst share of its bound: $(grep -o '[0-9.]* of the bound' "$logs/ops.txt" | sort -g | tail -n 1)"
+    [ $rc = 0 ] || bad ops "operations" "failed" "" "$(why $rc "$logs/ops.txt"); $(grep '^not ok' "$logs/ops.txt" | tr '\n' ' ')"
     if [ -x "$root/build-accept/tests/gpu/accept/gpu_card_device_ops" ]; then
-        if lim "$root/build-accept/tests/gpu/accept/gpu_card_device_ops" > "$out/device_ops.txt" 2>&1; then
+        if lim "$root/build-accept/tests/gpu/accept/gpu_card_device_ops" > "$logs/device_ops.txt" 2>&1; then
             row ops "the stand-in's list of operations, on the card" "passed"
         else
-            bad ops "the stand-in's list of operations, on the card" "failed" "" "$(why $? "$out/device_ops.txt"); $(grep '^#' "$out/device_ops.txt" | head -n 1)"
+            bad ops "the stand-in's list of operations, on the card" "failed" "" "$(why $? "$logs/device_ops.txt"); $(grep '^#' "$logs/device_ops.txt" | head -n 1)"
         fi
     fi
 fi
@@ -283,13 +310,13 @@ fi
 maker=
 if [ ! -e "$work/large/config.json" ] && { [ -z "$only" ] || [[ $only =~ model|nvme|torch|fsdp ]]; }; then
     "$work/tool" tokens "$work/large.bin" $((2048 * 8 * 8 + 1)) "$(config vocab_size "$large")"
-    timeout $((limit - SECONDS > 120 ? 120 : limit - SECONDS + 1)) "$stoker" init --config "$large" --out "$work/large.part" > "$out/init.log" 2>&1 && mv "$work/large.part" "$work/large" &
+    timeout $((limit - SECONDS > 120 ? 120 : limit - SECONDS + 1)) "$stoker" init --config "$large" --out "$work/large.part" > "$logs/init.log" 2>&1 && mv "$work/large.part" "$work/large" &
     maker=$!
 fi
 
 # losses NAME_A NAME_B: largest relative difference over all steps.
 losses() {
-    paste <(number loss "$out/$1.jsonl") <(number loss "$out/$2.jsonl") |
+    paste <(number loss "$logs/$1.jsonl") <(number loss "$logs/$2.jsonl") |
         awk '{ d = ($1 - $2) / $2; if (d < 0) d = -d; if (d > m) m = d; n++ } END { printf "%.3g %d", m, n }'
 }
 small_train() {
@@ -297,7 +324,7 @@ small_train() {
     shift
     train "$name" "$work/small" "$work/small.bin" --seq 128 --batch 8 --micro-batch 2 --steps 20 "$@"
     local rc=$?
-    [ $rc = 0 ] || bad small "$name" "failed" "" "$(why $rc "$out/$name.log")"
+    [ $rc = 0 ] || bad small "$name" "failed" "" "$(why $rc "$logs/$name.log")"
     return $rc
 }
 # same_bits NAME HOW OPTIONS...: another run on the card ends with the weights whose sum is in a.
@@ -311,7 +338,7 @@ same_bits() {
 if part small 60; then
     rm -rf "$work/small"
     "$work/tool" tokens "$work/small.bin" $((128 * 8 * 20 + 1)) "$(config vocab_size "$small")"
-    "$stoker" init --config "$small" --out "$work/small" > "$out/small_init.log" 2>&1
+    "$stoker" init --config "$small" --out "$work/small" > "$logs/small_init.log" 2>&1
     f32=(--matmul f32 --activation-dtype f32)
     if small_train small_host_f32 --device host "${f32[@]}" && small_train small_cuda_f32 --device cuda "${f32[@]}"; then
         read -r worst n < <(losses small_cuda_f32 small_host_f32)
@@ -329,7 +356,7 @@ if part small 60; then
         --activations recompute --update serial
     same_bits small_again "in memory, again"
 fi
-[ -z "$maker" ] || wait "$maker" || bad model24 "the model" "was not made" "" "$(tail -n 1 "$out/init.log")"
+[ -z "$maker" ] || wait "$maker" || bad model24 "the model" "was not made" "" "$(tail -n 1 "$logs/init.log")"
 
 # Both caps with all state in host memory: as if the card held nothing between steps.
 in_memory=(--params host --optimizer-state host --grads host)
@@ -339,14 +366,14 @@ large_part model24 50 24 --micro-batch 2 --steps 6 "${in_memory[@]}"
 peer() {
     part "$1" "$2" || return
     if ! python3 -c 'import torch; assert torch.cuda.is_available()' > /dev/null 2>&1; then row "$1" "not run" "" "" "python3 has no torch that sees the card"; return; fi
-    watched "$out/$1.watch" python3 "$here/peer.py" --mode "$3" --config "$large" --seq 2048 --batch 8 --micro-batch 2 --steps 5 --cap-gib "$4" > "$out/$1.log" 2>&1
+    watched "$logs/$1.watch" python3 "$here/peer.py" --mode "$3" --config "$large" --seq 2048 --batch 8 --micro-batch 2 --steps 5 --cap-gib "$4" > "$logs/$1.log" 2>&1
     local rc=$?
-    [ $rc = 0 ] || bad "$1" "run" "failed" "" "$(why $rc "$out/$1.log")"
-    rate=$(number tokens_per_s "$out/$1.log" | tail -n +2 | median)
+    [ $rc = 0 ] || bad "$1" "run" "failed" "" "$(why $rc "$logs/$1.log")"
+    rate=$(number tokens_per_s "$logs/$1.log" | tail -n +2 | median)
     [ -n "$rate" ] || return
-    row "$1" "speed" "$rate" "tokens/s" "torch $(python3 -c 'import torch; print(torch.__version__)'), $(grep -c tokens_per_s "$out/$1.log") steps, the median of those after the first"
-    row "$1" "peak on the card" "$(peak_of "$out/$1.watch")" "GiB" "by the driver's count"
-    ours=$(number tokens_per_s <(tail -n +2 "$out/model24.jsonl" 2> /dev/null) | median)
+    row "$1" "speed" "$rate" "tokens/s" "torch $(python3 -c 'import torch; print(torch.__version__)'), $(grep -c tokens_per_s "$logs/$1.log") steps, the median of those after the first"
+    row "$1" "peak on the card" "$(peak_of "$logs/$1.watch")" "GiB" "by the driver's count"
+    ours=$(number tokens_per_s <(tail -n +2 "$logs/model24.jsonl" 2> /dev/null) | median)
     [ -z "$ours" ] || row "$1" "stoker under 24 GiB beside it" "$(awk -v a="$ours" -v b="$rate" 'BEGIN { printf "%.3f", a / b }')" "x"
 }
 peer torch 50 plain 0
@@ -362,10 +389,10 @@ sanitizer() {
     [ -e "$work/small/config.json" ] || { bad "$1" "not run" "" "" "the small model was not made"; return; }
     rm -rf "${work:?}/$1"
     lim "$found" --tool "$1" --error-exitcode 9 "$stoker" train --model "$work/small" --data "$work/small.bin" --out "$work/$1" --device cuda --seq 64 \
-        --batch 2 --micro-batch 1 --steps 2 --progress none --predict off > "$out/$1.log" 2>&1
+        --batch 2 --micro-batch 1 --steps 2 --progress none --predict off > "$logs/$1.log" 2>&1
     local rc=$? summary
-    summary=$(grep 'SUMMARY' "$out/$1.log" | sed 's/^=* *//' | tr '\n' ' ')
-    if [ $rc = 0 ]; then row "$1" "two steps of the small model" "clean" "" "$summary"; else bad "$1" "two steps of the small model" "failed" "" "$(why $rc "$out/$1.log") $summary"; fi
+    summary=$(grep 'SUMMARY' "$logs/$1.log" | sed 's/^=* *//' | tr '\n' ' ')
+    if [ $rc = 0 ]; then row "$1" "two steps of the small model" "clean" "" "$summary"; else bad "$1" "two steps of the small model" "failed" "" "$(why $rc "$logs/$1.log") $summary"; fi
 }
 sanitizer memcheck
 sanitizer racecheck
@@ -375,6 +402,7 @@ mkdir -p "$nvme"
 large_part nvme24 60 24 --micro-batch 2 --steps 3 "${on_nvme[@]}"
 large_part nvme6 60 6 --micro-batch 1 --steps 3 "${on_nvme[@]}"
 
+keep_logs
 row all "time" "$SECONDS" "s" "$([ $failed = 0 ] && echo 'all parts ran and passed' || echo 'see the rows that say what did not')"
 cat "$out/accept.md"
 exit $failed

@@ -19,7 +19,7 @@ bash "$accept" --help > "$work/text" 2> "$work/err"; rc=$?
 
 # A PATH without nvcc: a folder of links to what the script uses.
 mkdir "$work/bin"
-for tool in bash readlink dirname sed awk mkdir cat; do ln -s "$(command -v $tool)" "$work/bin/$tool"; done
+for tool in bash readlink dirname; do ln -s "$(command -v $tool)" "$work/bin/$tool"; done
 if [ -x /usr/local/cuda/bin/nvcc ]; then
     echo "ok $((n = n + 1)) - accept_without_nvcc # SKIP nvcc is where the script looks besides PATH"
 else
@@ -36,7 +36,7 @@ if PATH=$PATH:/usr/local/cuda/bin command -v nvcc > /dev/null; then
         # a whole run stops there, too: no build, no table
         bash "$accept" --out "$work/out" > "$work/text" 2> "$work/err"; rc=$?
         check accept_run_stops_at_device_check 3 'stopped at the device check'
-        [ ! -e "$work/out/accept.md" ] && [ ! -e "$work/out/work/large" ]; result $? accept_run_without_card_leaves_nothing
+        [ -z "$(ls "$work/out")" ]; result $? accept_run_without_card_leaves_nothing
     fi
 else
     echo "ok $((n = n + 1)) - accept_stops_at_device_check # SKIP no nvcc"

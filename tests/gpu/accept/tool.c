@@ -7,7 +7,7 @@
  *     tool card                 name, compute capability, memory, versions
  *     tool copies               bytes per second each way and both at once, pinned memory
  *     tool watch                takes its own context, prints `ready`, then, on the end of its input, the most memory
- *                               that others took on the card, by the driver's count (cudaMemGetInfo every 2 ms)
+ *                               that others took on the card, by the driver's count (cudaMemGetInfo every 20 ms)
  *     tool tokens FILE N VOCAB  N random tokens as uint16
  */
 #include <cuda_runtime_api.h>
@@ -129,7 +129,7 @@ static int watch(void)
     least = first;
     printf("ready\n");
     fflush(stdout);
-    while (poll(&in, 1, 2) == 0) {
+    while (poll(&in, 1, 20) == 0) {
         TRY(cudaMemGetInfo(&free_bytes, &total));
         if (free_bytes < least) least = free_bytes;
     }
