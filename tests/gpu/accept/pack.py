@@ -105,8 +105,9 @@ def gather(bundle, cuda_sources):
     if "cudnn" in cuda_sources:
         wanted.append("cudnn*.h")
     for pattern in wanted:
-        for hit in glob.glob(os.path.join(cuda, "include", pattern)) + glob.glob("/usr/include/" + pattern) + glob.glob("/usr/include/x86_64-linux-gnu/" + pattern):
-            shutil.copy(hit, cuda_include)
+        for folder in (os.path.join(cuda, "include"), "/usr/include", "/usr/include/x86_64-linux-gnu"):
+            for hit in glob.glob(os.path.join(folder, pattern)):
+                shutil.copy(hit, cuda_include)
 
 
 def main():

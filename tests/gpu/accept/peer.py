@@ -6,13 +6,17 @@
 plain: everything on the card: bf16 parameters, an fp32 master and its AdamW (fused), clipping 1.0: the numbers that stoker keeps, 16 bytes a
 parameter and the gradients. fsdp: FSDP2 (torch.distributed.fsdp.fully_shard, a process group of one) with CPUOffloadPolicy: fp32 parameters,
 gradients and AdamW in host memory, bf16 on the card, each layer gathered when it is used; gradients go to the host once a step. --cap-gib: what
-torch's allocator may take on the card. Prints a JSON line a step.
+torch's allocator may take on the card. Prints a JSON line a step. Exit 4: there is no torch, or it sees no card.
 """
-import argparse, json, os, tempfile, time
+import argparse, json, os, sys, tempfile, time
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
+try:
+    import torch
+    import torch.nn as nn
+    import torch.nn.functional as F
+except ImportError as why:
+    print(why)
+    sys.exit(4)
 
 
 class Norm(nn.Module):
@@ -139,6 +143,10 @@ def main():
     p.add_argument("--cap-gib", type=float, default=0)
     args = p.parse_args()
     config = json.load(open(args.config))
+    if not torch.cuda.is_available():
+        print("torch sees no card")
+        sys.exit(4)
+    print("torch", torch.__version__, flush=True)
     torch.manual_seed(0)
     torch.cuda.set_device(0)
     if args.cap_gib:
