@@ -109,6 +109,13 @@ static bool fits(const struct eng_placement *pl, const struct limits *lim)
     return pl->host_bytes <= lim->host && pl->device_bytes <= lim->device;
 }
 
+/* Bytes above the budgets: a refusal names those of what lacks least. */
+static uint64_t over(const struct eng_placement *pl, const struct limits *lim)
+{
+    return (pl->host_bytes > lim->host ? pl->host_bytes - lim->host : 0) +
+           (pl->device_bytes > lim->device ? pl->device_bytes - lim->device : 0);
+}
+
 /* What the arenas must have, may use and would like with the homes of `pl`. */
 struct needs {
     uint64_t least[PLAN_ARENA_N], useful[PLAN_ARENA_N], want[PLAN_ARENA_N];
@@ -441,7 +448,7 @@ static stk_status try_acts(stk_engine *e, const struct eng_placement *homes, con
                            bool only, const struct limits *lim, struct acts_best *b)
 {
     struct eng_placement pl = *homes;
-    bool fit = false, tight = false;
+    bool fit = false, tight = false, first = !b->any;
     double s = 0;
     pl.act = (enum plan_act)t->rest;
     memcpy(pl.act_last, t->last, sizeof pl.act_last);
@@ -450,7 +457,7 @@ static stk_status try_acts(stk_engine *e, const struct eng_placement *homes, con
     mode_split_set(e, &pl);
     STK_TRY(try_placement(e, &pl, lim, t->keep_half, &fit, &tight, &e->err));
     b->any = true;
-    if (!b->ok && !fit) *b->out = pl;
+    if (!b->ok && !fit && (first || over(&pl, lim) < over(b->out, lim))) *b->out = pl;
     if (!fit) return STK_OK;
     bool keeps = t->rest == PLAN_ACT_KEEP && !tight; /* nothing is faster */
     bool known = !keeps && !only && predicted(e, &pl, &s);
@@ -484,7 +491,7 @@ static stk_status refine_acts(stk_engine *e, const struct eng_placement *homes, 
 }
 
 /* The best of one set of homes; `late`: of what is tried at last. *ok: something fits; else *out is what
- * was tried last. */
+ * lacks least. */
 static stk_status choose_acts(stk_engine *e, const struct eng_placement *homes, bool late,
                               const struct limits *lim, struct eng_placement *out, bool *ok, bool *any)
 {
@@ -540,7 +547,7 @@ static stk_status try_grads_away(stk_engine *e, bool late, const struct limits *
 }
 
 /* Sets of homes in their order, each with its best activations. *any: something was tried; *ok: and fits;
- * else *out is what was tried last. */
+ * else *out is what lacks least. */
 static stk_status choose_homes(stk_engine *e, bool late, const struct limits *lim,
                                struct eng_placement *out, bool *ok, bool *any)
 {

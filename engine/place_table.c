@@ -176,17 +176,19 @@ static stk_status mode_rows(stk_engine *e, const struct eng_placement *pl, struc
 stk_status place_table(stk_engine *e, const struct eng_placement *pl, struct mem *m,
                        struct stk_error *err)
 {
-    static const struct { const char *owner, *option, *kept; } home_text[CHUNK_STATE_N] = {
-        { "parameters (16-bit)", "--params nvme", "parameters kept in memory" },
-        { "optimizer state", "--optimizer-state nvme", "optimizer state kept in memory" },
-        { "gradients (16-bit)", "--grads nvme", "gradients kept in memory" },
+    static const struct { const char *owner, *option, *kept, *without; } home_text[CHUNK_STATE_N] = {
+        { "parameters (16-bit)", "--params nvme", "parameters kept in memory", "--nvme DIR with --params nvme" },
+        { "optimizer state", "--optimizer-state nvme", "optimizer state kept in memory",
+          "--nvme DIR with --optimizer-state nvme" },
+        { "gradients (16-bit)", "--grads nvme", "gradients kept in memory", "--nvme DIR with --grads nvme" },
     };
+    const bool store = e->n_paths > 0 || e->cfg.storage == STK_STORAGE_SIM;
     const uint8_t home[CHUNK_STATE_N] = { pl->param, pl->opt, pl->grad };
     place_fill(e, pl);
     for (int s = 0; s < CHUNK_STATE_N; s++) {
         bool nvme = home[s] == CHUNK_NVME;
         STK_TRY(mem_note(m, nvme ? MEM_NVME : MEM_HOST, home_text[s].owner,
-                         nvme ? "" : home_text[s].option,
+                         nvme ? "" : store ? home_text[s].option : home_text[s].without,
                          state_bytes(e, s, nvme ? CHUNK_NVME : CHUNK_HOST), err));
         if (nvme && pl->cached[s])
             STK_TRY(mem_note(m, MEM_HOST, home_text[s].kept, "",
