@@ -136,6 +136,7 @@ stk_status predict_plan(stk_engine *e, const stk_machine *asked, const struct pl
                                  .overwrite_grads = e->cfg.overwrite_grads,
                                  .compute_threads = m.on_host ? e->caps.compute_threads : 0,
                                  .update_threads = m.on_host ? e->cfg.update_threads : 0,
+                                 .drive_bytes = drives_depth_bytes(e),
                                  .drive_of = drives };
         st = predict_run(&in, NULL, NULL, out, &e->err);
         out->costs_known = known;

@@ -229,7 +229,9 @@ static stk_status no_memory(struct stk_error *err, uint64_t blocks)
 static stk_status make_buffer(struct measure_run *r, struct stk_error *err)
 {
     struct measure *m = r->m->lender ? r->m->lender : r->m;
-    uint64_t need = r->n_slots * r->block_bytes;
+    uint64_t once = r->n_slots * r->block_bytes, need;
+    r->rounds = r->cfg->buffer_bytes > once ? r->cfg->buffer_bytes / once : 1;
+    need = r->rounds * once;
     if (need > m->buffer_bytes) {
         sys_munmap(m->buffer, m->buffer_bytes);
         m->buffer_bytes = 0;
@@ -240,10 +242,11 @@ static stk_status make_buffer(struct measure_run *r, struct stk_error *err)
                                  r->n_slots, (ull)r->block_bytes);
         m->buffer_bytes = need;
         /* a drive must not win by compressing zeros */
-        for (uint64_t at = 0; at < need; at += MEASURE_UNIT_BYTES)
+        for (uint64_t at = 0; at < once; at += MEASURE_UNIT_BYTES)
             measure_pattern_fill(&m->pattern, m->buffer + at, UINT32_MAX, at, 0);
+        for (uint64_t at = once; at < need; at += once) memcpy(m->buffer + at, m->buffer, once);
     }
-    for (uint32_t i = 0; i < r->n_slots; i++) r->slots[i].buf = m->buffer + i * r->block_bytes;
+    r->buffer = m->buffer;
     return STK_OK;
 }
 
@@ -449,7 +452,7 @@ static stk_status run_on_lane(struct measure_run *r, struct stk_error *err)
     if (status == STK_OK)
         status = measure_run_places(r, r->cfg->n_paths, r->cfg->depth, err);
     if (status == STK_OK) {
-        io_buffer_register(r->io, r->slots[0].buf, r->n_slots * r->block_bytes);
+        io_buffer_register(r->io, r->buffer, r->rounds * r->n_slots * r->block_bytes);
         status = measure_run_wait(r, err);
         measure_run_result(r);
     }
@@ -501,7 +504,7 @@ static stk_status fill(struct measure *m, const struct measure_cfg *cfg, uint64_
     c.mode = MEASURE_WRITE;
     c.block_bytes = FILL_BLOCK_BYTES;
     c.depth = blocks < FILL_DEPTH ? (uint32_t)blocks : FILL_DEPTH;
-    c.ramp_ns = c.bytes_max = 0;
+    c.ramp_ns = c.bytes_max = c.buffer_bytes = 0;
     c.run_ns = within_ns;
     m->stamped = false;
     stk_status status = run_once(m, &c, least_bytes, &filled, result, err);
