@@ -15,7 +15,6 @@
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #define SECOND_NS 1000000000ull
@@ -33,7 +32,6 @@ struct eng_drive {
     struct drive_facts facts;
     struct measure_rates rates;
     struct measure_load load;   /* that they were measured with */
-    double cores_busy;          /* while it was measured: what moving bytes takes of the cores */
     bool measured;
     uint32_t first;             /* lowest index of a folder on the same drive */
     uint32_t folders;           /* that share the drive */
@@ -185,14 +183,6 @@ static uint64_t measure_time(const stk_engine *e)
     return needed || (e->predicting && read + write > SOME_BYTES) ? SECOND_NS : 0;
 }
 
-static double cpu_ns(void)
-{
-    struct rusage u = { 0 };
-    getrusage(RUSAGE_SELF, &u);
-    return 1e9 * (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
-           1e3 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
-}
-
 /* What a step will have in flight: as many requests of its size as the limit allows (the size of that in
  * which the mean byte travels), going round in as much memory as there will be, as far as that matters. */
 static struct measure_load load_of(const stk_engine *e)
@@ -224,7 +214,6 @@ static stk_status measure_one(stk_engine *e, uint32_t i, uint64_t budget_ns)
     struct stk_error err = { 0 };
     d->load = load_of(e);
     int64_t room = sys_disk_free(e->paths[i]);
-    double cpu = cpu_ns(), wall = (double)exec_now_ns(e->ex);
     uint64_t most = room > 0 && (uint64_t)room / 2 < MEASURE_WRITE_BYTES ? (uint64_t)room / 2
                                                                           : MEASURE_WRITE_BYTES;
     stk_status st = most < MEASURE_LEAST_BYTES
@@ -247,8 +236,6 @@ static stk_status measure_one(stk_engine *e, uint32_t i, uint64_t budget_ns)
                              "folder out, or give --nvme-weights and --measure-drives off",
                              e->paths[i]);
     d->measured = true;
-    wall = (double)exec_now_ns(e->ex) - wall;
-    d->cores_busy = wall > 0 ? (cpu_ns() - cpu) / wall : 0;
     return STK_OK;
 }
 
@@ -261,7 +248,6 @@ stk_status drives_measure(stk_engine *e)
         if (d->first == i) STK_TRY(measure_one(e, i, budget_ns));
         d->rates = first->rates;
         d->load = first->load;
-        d->cores_busy = first->cores_busy;
         d->measured = first->measured;
         all &= d->measured;
     }
@@ -382,7 +368,7 @@ bool stk_drive_info(const stk_engine *e, uint32_t i, stk_drive *out)
         out->read_bytes_per_s = d->rates.read_bytes_per_s;
         out->write_bytes_per_s = d->rates.write_bytes_per_s;
         out->both_bytes_per_s = d->rates.both_bytes_per_s;
-        out->cores_busy = d->cores_busy;
+        out->cores_busy = d->rates.cores_busy;
         out->read_p99_ns = d->rates.read_p99_ns;
         out->mixed_read_p99_ns = d->rates.mixed_read_p99_ns;
     }

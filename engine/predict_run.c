@@ -519,8 +519,10 @@ static bool passed(struct predicted *r, uint32_t node, uint32_t stage)
         wait(r, (double)r->m->hop_ns, node, AT_HOP);
         return false;
     }
-    struct predict_work w = { .node = node, .stage = AT_HOP, .ns = (double)r->m->hop_ns };
-    use(&w, PREDICT_CORES, lost_core(r->m)); /* the engine's thread takes a core from operations */
+    /* The engine's thread takes a core from operations; of a hop, which is there and back between two
+     * threads, the half that is its own. */
+    struct predict_work w = { .node = node, .stage = AT_HOP, .ns = (double)r->m->hop_ns / 2 };
+    use(&w, PREDICT_CORES, lost_core(r->m));
     predict_put(r->w, PREDICT_ENGINE, 0, &w);
     return false;
 }

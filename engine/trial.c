@@ -11,7 +11,7 @@
  *
  * PASSES. A pass is the plan's visits in its order, of micro-batch 0 and what follows it at once: so many
  * of each kind (the last ones forward, the first ones backward, which belong together) that it takes about
- * PASS_NS by its FLOPs. In the first pass visits are tried one by one, after what they read was filled;
+ * PASS_NS by its FLOPs. In the first pass what they read is filled, and one of each kind is tried alone;
  * it makes threads, pages and the client's tables, and counts only where there is no other. In the others
  * ENG_VISITS_IN_FLIGHT are queued as in a step and nothing waits for an end, so each finds in caches,
  * and its threads awake, what a step's would. (Tried alone, after caches were flushed by another thread,
@@ -379,6 +379,7 @@ static void count_pass(struct eng_trial *t)
     for (uint32_t k = 0; k < t->n_kinds; k++) t->kind[k].n = 0, t->kind[k].sum_ns = 0;
     for (uint32_t i = 0; i < t->at; i++) {
         struct kind *k = &t->kind[t->pass[i].kind];
+        if (t->busy_ns[i + 1] == t->busy_ns[i]) continue; /* filled only */
         k->sum_ns += (double)(t->busy_ns[i + 1] - t->busy_ns[i]);
         k->n++;
     }
@@ -407,6 +408,26 @@ static stk_status next_pass(stk_engine *e, struct eng_trial *t)
     return st;
 }
 
+static void visit_at(stk_engine *e, const struct eng_trial *t, stk_visit *v)
+{
+    uint32_t index = t->pass[t->at].visit;
+    if (e->state == ENG_DRY) fill_dry(e, t, index, v);
+    else step_fill_visit(e, e->plan_train, index, v);
+    v->micro = 0; /* inputs of others are not there */
+}
+
+/* tried: one of its kind was. */
+static stk_status fill_first(stk_engine *e, struct eng_trial *t, const stk_visit *v, bool *tried)
+{
+    *tried = false;
+    for (uint32_t i = 0; i < t->at; i++) *tried |= t->pass[i].kind == t->pass[t->at].kind;
+    STK_TRY(fill_visit(e, t, v));
+    STK_TRY(dev_sync(e->compute, &e->err));
+    wait_for_ends(t, 0);
+    t->busy_ns[t->at] = dev_stream_busy_ns(e->compute);
+    return STK_OK;
+}
+
 stk_status stk_trial_next(stk_engine *e, stk_visit *v)
 {
     stk_error_clear(&e->err);
@@ -417,20 +438,17 @@ stk_status stk_trial_next(stk_engine *e, stk_visit *v)
                                 "after stk_seal, before the first step and before anything is filled");
     if (!e->trial) STK_TRY(begin(e));
     struct eng_trial *t = e->trial;
-    if (!t->over && t->at == t->n_pass) STK_TRY(next_pass(e, t));
+    for (bool tried = false; !t->over; t->busy_ns[++t->at] = dev_stream_busy_ns(e->compute)) {
+        if (t->at == t->n_pass) STK_TRY(next_pass(e, t));
+        if (t->over) break;
+        visit_at(e, t, v);
+        if (t->round > 0) break;
+        STK_TRY(fill_first(e, t, v, &tried));
+        if (!tried) break;
+    }
     if (t->over) {
         clear(e, t);
         return STK_END;
-    }
-    uint32_t index = t->pass[t->at].visit;
-    if (s == ENG_DRY) fill_dry(e, t, index, v);
-    else step_fill_visit(e, e->plan_train, index, v);
-    v->micro = 0; /* inputs of others are not there */
-    if (t->round == 0) {
-        STK_TRY(fill_visit(e, t, v));
-        STK_TRY(dev_sync(e->compute, &e->err));
-        wait_for_ends(t, 0);
-        t->busy_ns[t->at] = dev_stream_busy_ns(e->compute);
     }
     wait_for_ends(t, ENG_VISITS_IN_FLIGHT - 1);
     t->busy = true;

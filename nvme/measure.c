@@ -17,6 +17,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #define FILL_BLOCK_BYTES (1u << 20)
@@ -323,8 +324,17 @@ static stk_status stalled(struct measure_run *r, struct stk_error *err)
     return status;
 }
 
+static double cpu_ns(void)
+{
+    struct rusage u = { 0 };
+    getrusage(RUSAGE_SELF, &u);
+    return 1e9 * (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
+           1e3 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
+}
+
 stk_status measure_run_wait(struct measure_run *r, struct stk_error *err)
 {
+    double cpu = cpu_ns(), begin_ns = (double)exec_now_ns(r->ex), ns;
     exec_event_init(r->ex, &r->ended);
     exec_task_init(&r->begin, measure_lane_begin, r);
     exec_post(r->lane, &r->begin);
@@ -340,6 +350,8 @@ stk_status measure_run_wait(struct measure_run *r, struct stk_error *err)
         /* the simulation knows at once that nothing can happen any more */
         if (now < look_ns || idle_ns > MEASURE_STALL_NS) return stalled(r, err);
     }
+    ns = (double)exec_now_ns(r->ex) - begin_ns;
+    if (r->out && ns > 0) r->out->cores_busy = (cpu_ns() - cpu) / ns;
     STK_TRY(io_drain(r->io, UINT64_MAX, err)); /* the last `done` has returned */
     if (r->status != STK_OK) return stk_error_forward(err, &r->error);
     if (r->cfg->stop && atomic_load_explicit(r->cfg->stop, memory_order_relaxed))

@@ -64,6 +64,7 @@ struct measure_result {
     double path_bytes_per_s[16];    /* of each path, in the time until its own last completion: the
                                      * balance. Of several paths the rates above are the sums */
     uint64_t bytes, ns, requests;
+    double cores_busy;              /* of this process, from the first request to the last completion */
     uint64_t read_bytes;            /* of these bytes; the rest was written */
     struct measure_histogram read, write;
     bool direct;                    /* false: the page cache was between */
@@ -104,6 +105,7 @@ struct measure_rates {
     double read_bytes_per_s, write_bytes_per_s, both_bytes_per_s; /* both: the sum of the two */
     uint64_t read_p50_ns, read_p99_ns;      /* alone */
     uint64_t mixed_read_p50_ns, mixed_read_p99_ns; /* with writes beside them */
+    double cores_busy;                      /* of this process, meanwhile */
     bool direct;
 };
 stk_status measure_rates(const char *path, const struct measure_load *load, uint64_t budget_ns,

@@ -33,6 +33,7 @@ static uint64_t file_size(const struct measure_cfg *base, const struct measure_l
 
 static void take(struct measure_rates *out, enum measure_mode mode, const struct measure_result *r)
 {
+    out->cores_busy += r->cores_busy / 3;
     switch (mode) {
     case MEASURE_READ:
         out->read_bytes_per_s = r->read_bytes_per_s;
