@@ -636,6 +636,22 @@ TEST(predict_trials_dry_have_room_for_every_boundary)
     stk_close(t.e);
 }
 
+/* What stk_seal would refuse is refused before seconds are spent on measuring. */
+TEST(predict_missing_folder_is_refused_before_measuring)
+{
+    struct toy t;
+    stk_machine m;
+    char folder[600];
+    toy_init(&t, 2, 1);
+    snprintf(folder, sizeof folder, "%s/missing", world_dir("nvme"));
+    t.cfg.nvme[0] = folder;
+    RUN(&t, stk_open(&t.cfg, &t.e));
+    RUN(&t, toy_describe(&t));
+    CHECK(REFUSED(stk_machine_measure(t.e, &m), STK_ERR_IO, t.e, "make the folder first"));
+    CHECK(REFUSED(stk_seal(t.e, true), STK_ERR_IO, t.e, "make the folder first"));
+    stk_close(t.e);
+}
+
 TEST(predict_is_refused_where_it_means_nothing)
 {
     struct toy t;
