@@ -40,6 +40,7 @@ AFTERWARDS = {
     "opt-nvme-recompute": (512, 4, 2, True, OPT + ["--update", "chase", "--activations", "recompute"]),
     "opt-nvme-serial": (768, 2, 2, True, OPT + ["--update", "serial"]),
     "nvme-speculate": (512, 4, 1, True, NVME + ["--update", "speculate"]),
+    "nvme-speculate-clip-100": (512, 4, 1, True, NVME + ["--update", "speculate", "--clip", "100"]),
     "nvme-serial-recompute": (256, 8, 2, True, NVME + ["--update", "serial", "--activations", "recompute"]),
     "nvme-1.5-GB": (512, 2, 2, True, NVME + BUDGET + ["--update", "chase"]),
     "nvme-acts-nvme": (384, 4, 2, True, NVME + ["--activations", "nvme"]),

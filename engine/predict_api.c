@@ -155,7 +155,14 @@ stk_status stk_predict(stk_engine *e, const stk_machine *asked, stk_prediction *
                                 "after stk_seal, between steps, of a model that trains in the "
                                 "engine's order");
     stk_prediction p = { .size = sizeof p };
+    stk_prediction bound = { .size = sizeof bound };
     STK_TRY(predict_plan(e, asked, e->plan_train, &e->pin, false, &p));
+    bool binds = e->pin.update == PLAN_SPECULATE && e->cfg.clip > 0;
+    if (binds) STK_TRY(predict_plan(e, asked, e->plan_train, &e->pin, true, &bound));
+    else bound = p;
+    p.bound.step_s = bound.step_s;
+    p.bound.compute_s = bound.compute_s;
+    memcpy(&p.bound.exposed_s, &bound.exposed_s, sizeof p.bound.exposed_s);
     fill_bytes(e, &p);
     size_t size = out->size;
     memcpy(out, &p, size < sizeof p ? size : sizeof p);

@@ -351,7 +351,7 @@ stk_status measure_run_wait(struct measure_run *r, struct stk_error *err)
         if (now < look_ns || idle_ns > MEASURE_STALL_NS) return stalled(r, err);
     }
     ns = (double)exec_now_ns(r->ex) - begin_ns;
-    if (r->out && ns > 0) r->out->cores_busy = (cpu_ns() - cpu) / ns;
+    if (r->out && ns > 0 && exec_kind_of(r->ex) != EXEC_SIM) r->out->cores_busy = (cpu_ns() - cpu) / ns;
     STK_TRY(io_drain(r->io, UINT64_MAX, err)); /* the last `done` has returned */
     if (r->status != STK_OK) return stk_error_forward(err, &r->error);
     if (r->cfg->stop && atomic_load_explicit(r->cfg->stop, memory_order_relaxed))

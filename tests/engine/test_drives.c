@@ -130,6 +130,8 @@ TEST(drives_measured_weights)
     two(&t);
     RUN(&t, toy_open(&t));
     CHECK(fake.calls == 2 && fake.budget_ns == 1000000000u);
+    CHECK(fake.load.block_bytes > 0 && fake.load.block_bytes % 4096 == 0);
+    CHECK(fake.load.depth >= 2 && fake.load.depth <= 32 && fake.load.buffer_bytes > 0);
     shares(&t, 3, 1);
     CHECK(stk_drive_info(t.e, 0, &d) && d.both_bytes_per_s == 3e9 && d.read_bytes_per_s == 6e9 &&
           d.read_p99_ns == 1000000 && d.mixed_read_p99_ns == 2000000);
