@@ -88,7 +88,7 @@ struct run_op {
 
 #define RUN_OPS_PER_RESOURCE 32
 /* In flight per drive, whatever the operations' size: as much as where drives are measured
- * (nvme/measure_rates.c). More is a queue that a demand read waits behind. Where no visit reads a drive
+ * (engine/drives.c). More is a queue that a demand read waits behind. Where no visit reads a drive
  * there is none: what the update's ring holds may be on its way, which was 4 to 7 % of a step. */
 #define ENG_DRIVE_BYTES (16ull << 20)
 #define ENG_DRIVE_BYTES_FREE (64ull << 20)
@@ -409,6 +409,7 @@ stk_status drives_check_folders(stk_engine *e); /* they are there and may be wri
 stk_status drives_find(stk_engine *e);          /* facts and given weights; also for a dry seal */
 stk_status drives_check_room(stk_engine *e);    /* STK_ERR_NOSPACE with the numbers */
 stk_status drives_measure(stk_engine *e);       /* [waits] as cfg.measure_ns says; weights */
+uint64_t drives_depth_bytes(const stk_engine *e); /* most in flight per drive, by the plans */
 void drives_configure(const stk_engine *e, struct store_cfg *sc); /* weights and limits */
 void drives_note(stk_engine *e);                /* figures, shares, what a step writes */
 void drives_free(stk_engine *e);

@@ -136,6 +136,7 @@ stk_status predict_plan(stk_engine *e, const stk_machine *asked, const struct pl
                                  .overwrite_grads = e->cfg.overwrite_grads,
                                  .compute_threads = m.on_host ? e->caps.compute_threads : 0,
                                  .update_threads = simulated ? e->cores.update : m.on_host ? e->cfg.update_threads : 0,
+                                 .drive_bytes = drives_depth_bytes(e),
                                  .drive_of = drives };
         st = predict_run(&in, NULL, NULL, out, &e->err);
         out->costs_known = known;
@@ -154,7 +155,14 @@ stk_status stk_predict(stk_engine *e, const stk_machine *asked, stk_prediction *
                                 "after stk_seal, between steps, of a model that trains in the "
                                 "engine's order");
     stk_prediction p = { .size = sizeof p };
+    stk_prediction bound = { .size = sizeof bound };
     STK_TRY(predict_plan(e, asked, e->plan_train, &e->pin, false, &p));
+    bool binds = e->pin.update == PLAN_SPECULATE && e->cfg.clip > 0;
+    if (binds) STK_TRY(predict_plan(e, asked, e->plan_train, &e->pin, true, &bound));
+    else bound = p;
+    p.bound.step_s = bound.step_s;
+    p.bound.compute_s = bound.compute_s;
+    memcpy(&p.bound.exposed_s, &bound.exposed_s, sizeof p.bound.exposed_s);
     fill_bytes(e, &p);
     size_t size = out->size;
     memcpy(out, &p, size < sizeof p ? size : sizeof p);

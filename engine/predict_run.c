@@ -330,13 +330,19 @@ static uint32_t drive_of(const struct predicted *r, const struct plan_node *n)
     return k < r->m->n_drives ? k : 0;
 }
 
+static uint64_t transfer_bytes(const struct plan_node *n)
+{
+    return (n->bytes + STORE_ALIGN - 1) / STORE_ALIGN * STORE_ALIGN;
+}
+
 static void drive_work(const struct predicted *r, const struct plan_node *n, bool read,
                        struct predict_work *w)
 {
     uint32_t k = drive_of(r, n);
     const stk_machine_drive *d = &r->m->drives[k];
     double rate = read ? d->read_bytes_per_s : d->write_bytes_per_s;
-    w->ns = ns_of((double)((n->bytes + STORE_ALIGN - 1) / STORE_ALIGN * STORE_ALIGN), rate);
+    w->bytes = transfer_bytes(n);
+    w->ns = ns_of((double)w->bytes, rate);
     use(w, PREDICT_DRIVE0 + k,
         1 / both(d->read_bytes_per_s, d->write_bytes_per_s, d->both_bytes_per_s));
     w->weight = d->both_bytes_per_s / (2 * rate);
@@ -538,7 +544,7 @@ static bool passed(struct predicted *r, uint32_t node, uint32_t stage)
         return false;
     case AT_CHECK_PUT: put_store(r, node, AT_WRITE); return false;
     case AT_LATENCY:
-        predict_io_done(r->w, drive_of(r, n), n->resource == PLAN_NVME_WRITE);
+        predict_io_done(r->w, drive_of(r, n), n->resource == PLAN_NVME_WRITE, transfer_bytes(n));
         if (n->resource == PLAN_NVME_READ) {
             put_store(r, node, AT_CHECK_GET);
             return false;
@@ -555,8 +561,10 @@ static bool passed(struct predicted *r, uint32_t node, uint32_t stage)
         wait(r, (double)r->m->hop_ns, node, AT_HOP);
         return false;
     }
-    struct predict_work w = { .node = node, .stage = AT_HOP, .ns = (double)r->m->hop_ns };
-    use(&w, PREDICT_CORES, lost_core(r->m)); /* the engine's thread takes a core from operations */
+    /* The engine's thread takes a core from operations; of a hop, which is there and back between two
+     * threads, the half that is its own. */
+    struct predict_work w = { .node = node, .stage = AT_HOP, .ns = (double)r->m->hop_ns / 2 };
+    use(&w, PREDICT_CORES, lost_core(r->m));
     predict_put(r->w, PREDICT_ENGINE, 0, &w);
     return false;
 }
@@ -715,6 +723,7 @@ static stk_status set_up(struct predicted *r, struct stk_error *err)
     STK_TRY(predict_world_new(&r->w, err));
     for (uint32_t k = 0; k < r->m->n_drives; k++) {
         const stk_machine_drive *d = &r->m->drives[k];
+        r->w->drive[k].limit_bytes = r->in->drive_bytes;
         r->w->drive[k].one_server = both(d->read_bytes_per_s, d->write_bytes_per_s,
                                          d->both_bytes_per_s) < ONE_SERVER;
     }

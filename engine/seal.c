@@ -154,16 +154,6 @@ static stk_status check_disk(stk_engine *e)
     return drives_check_room(e);
 }
 
-/* Does a visit ever wait for a read? Parameters or activations that it uses come from a drive. */
-static bool visits_read(const struct plan *p)
-{
-    for (uint32_t i = 0; p && i < p->n_nodes; i++) {
-        const struct plan_node *x = &p->nodes[i];
-        if (x->kind == PLAN_ACT_IN || (x->kind == PLAN_FETCH && x->visit != PLAN_NO)) return true;
-    }
-    return false;
-}
-
 static stk_status open_storage(stk_engine *e, uint32_t n_extents)
 {
     if (n_extents == 0) return STK_OK;
@@ -171,13 +161,12 @@ static stk_status open_storage(stk_engine *e, uint32_t n_extents)
     const struct io_sim_cfg *sim = e->cfg.sim_disk;
     /* only where there are any: a store of a build that knew no such class can then be taken over */
     uint32_t acts = acts_nvme_bytes(e) ? 1u << ACT_CLASS : 0;
-    bool reads = e->cfg.own_order || visits_read(e->plan_train) || visits_read(e->plan_eval);
     exec_task_init(&e->io_task, on_io, e);
     struct io_cfg ic = { .kind = kinds[e->cfg.storage],
                          .ex = e->ex,
                          .lane = e->lane,
                          .notify = &e->io_task,
-                         .depth_bytes = reads ? ENG_DRIVE_BYTES : ENG_DRIVE_BYTES_FREE,
+                         .depth_bytes = drives_depth_bytes(e),
                          .sim = sim };
     STK_TRY(io_open(&ic, &e->io, &e->err));
     struct store_cfg sc = { .io = e->io,

@@ -499,6 +499,42 @@ TEST(predict_for_another_machine)
     stk_close(t.e);
 }
 
+/* --- transfers in flight ---------------------------------------------------------------------- */
+
+static void put_transfer(struct predict_world *w, bool write, uint64_t bytes)
+{
+    struct predict_work work = { .ns = 1e6, .bytes = bytes };
+    predict_io_put(w, 0, write ? IO_WRITE_BACK : IO_DEMAND, write, &work);
+}
+
+/* As nvme/io.c: at most so many bytes, writes beside reads half of them, and one of any size always. */
+TEST(predict_bytes_in_flight)
+{
+    struct stk_error err = { 0 };
+    struct predict_world *w;
+    struct predict_drive *d;
+    CHECK_OK(predict_world_new(&w, &err), &err);
+    d = &w->drive[0];
+    d->limit_bytes = 16 << 20;
+    for (int i = 0; i < 4; i++) put_transfer(w, false, 5 << 20);
+    CHECK(d->in_flight[0] == 3 && d->bytes[0] == 15 << 20);
+    put_transfer(w, true, 5 << 20);
+    predict_io_done(w, 0, false, 5 << 20);
+    CHECK(d->in_flight[0] == 3 && d->in_flight[1] == 0); /* the fourth read went first */
+    predict_io_done(w, 0, false, 5 << 20);
+    put_transfer(w, true, 5 << 20);
+    CHECK(d->in_flight[0] == 2 && d->in_flight[1] == 1); /* a second write would be beyond the half */
+    predict_io_done(w, 0, false, 5 << 20);
+    CHECK(d->in_flight[1] == 1);
+    predict_io_done(w, 0, false, 5 << 20);
+    predict_io_done(w, 0, true, 5 << 20);
+    CHECK(d->in_flight[1] == 1 && d->bytes[0] == 0);
+    predict_io_done(w, 0, true, 5 << 20);
+    put_transfer(w, false, 64 << 20);
+    CHECK(d->in_flight[0] == 1);
+    predict_world_free(w);
+}
+
 /* --- trials ----------------------------------------------------------------------------------- */
 
 static stk_status try_all(struct toy *t, uint32_t *n)
@@ -507,13 +543,17 @@ static stk_status try_all(struct toy *t, uint32_t *n)
     stk_status st;
     stk_visit v;
     bool inputs = false;
+    uint32_t passes = 1, before = 0;
     for (*n = 0; (st = stk_trial_next(t->e, &v)) == STK_OK; ++*n) {
+        passes += *n > 0 && v.index <= before; /* each in the plan's order */
+        before = v.index;
         if (!inputs) STK_TRY(toy_inputs(t, 1, &err));
         inputs = true;
         CHECK(v.micro == 0 && v.param && (v.dir == STK_FORWARD || v.grad || t->freeze_first));
         STK_TRY(toy_visit(t, &v, &err));
         STK_TRY(stk_trial_done(t->e, &v));
     }
+    CHECK(st != STK_END || passes >= 2);
     return st == STK_END ? STK_OK : st;
 }
 
@@ -649,6 +689,22 @@ TEST(predict_trials_dry_have_room_for_every_boundary)
         RUN(&t, stk_trial_done(t.e, &v));
     }
     CHECK(st == STK_END && wide > 0);
+    stk_close(t.e);
+}
+
+/* What stk_seal would refuse is refused before seconds are spent on measuring. */
+TEST(predict_missing_folder_is_refused_before_measuring)
+{
+    struct toy t;
+    stk_machine m;
+    char folder[600];
+    toy_init(&t, 2, 1);
+    snprintf(folder, sizeof folder, "%s/missing", world_dir("nvme"));
+    t.cfg.nvme[0] = folder;
+    RUN(&t, stk_open(&t.cfg, &t.e));
+    RUN(&t, toy_describe(&t));
+    CHECK(REFUSED(stk_machine_measure(t.e, &m), STK_ERR_IO, t.e, "make the folder first"));
+    CHECK(REFUSED(stk_seal(t.e, true), STK_ERR_IO, t.e, "make the folder first"));
     stk_close(t.e);
 }
 
