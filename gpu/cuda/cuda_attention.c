@@ -35,9 +35,7 @@ static void attention_tiles(struct cuda_job *j, const struct ops_attention *a, b
 
 void cuda_attention(struct cuda_job *j, const struct ops_attention *a, bool backward)
 {
-    const enum cuda_attention_way way = cuda_attention_choose(j, a, backward);
-    if (j->st != STK_OK) return;
-    switch (way) {
+    switch (cuda_attention_choose(j, a, backward)) {
     case CUDA_ATTENTION_TILES: attention_tiles(j, a, backward); break;
     case CUDA_ATTENTION_DNN: cuda_dnn_attention(j, a, backward);
     }

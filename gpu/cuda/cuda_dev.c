@@ -302,7 +302,7 @@ void cuda_numerics_write(struct cuda_dev *h)
     if (bits) snprintf(hash, sizeof hash, "%08x", bits);
     cuda_dnn_numerics(h, attention);
     snprintf(h->base.caps.numerics, sizeof h->base.caps.numerics,
-             "cuda;cc=%d.%d;cublaslt=%zu;matmul=%s;algo=%s;tiles=%d;attention=%.31s", h->cc_major,
+             "cuda;cc=%d.%d;cublaslt=%zu;matmul=%s;algo=%s;tiles=%d;attention=%.71s", h->cc_major,
              h->cc_minor, v,
              h->bf16_products   ? "bf16"
              : h->fp16_products ? "f32,fp16"

@@ -6,8 +6,12 @@
  * by own tiles. Launched by streams' producers, under a lock, as a handle has one stream at a time.
  *
  * PIECES. Backward's workspace holds two bytes for each score, so it is run for as many sequences,
- * or key heads of one sequence, at a time as keep that below PIECE_BYTES. Which ones is a function
- * of the shape alone.
+ * or key heads of one sequence, at a time as keep that below CUDA_DNN_PIECE_BYTES. Which is a
+ * function of the shape alone.
+ *
+ * FAILURES. A library that is not there, or has nothing for a shape, is none: own tiles do it. A
+ * call that fails while opening or preparing is named in the numerics key, and own tiles do it,
+ * too; one that fails at a launch ends the run.
  *
  * WHAT IS CONVERTED. cuDNN's log-sum-exp lies head by head ([n_seq][heads][seq]; other layouts are
  * wrong before 9.26), that of gpu/ops.h token by token: a kernel of ours turns it. And for each key
@@ -19,58 +23,56 @@
 #include <stdio.h>
 
 #define PLANS_N 64 /* shapes and directions; a model has some few */
-#define PIECE_BYTES ((uint64_t)256 << 20)
+#ifndef CUDA_DNN_PIECE_BYTES
+#define CUDA_DNN_PIECE_BYTES ((uint64_t)256 << 20)
+#endif
 #define PIECE_MOST_BYTES ((uint64_t)2 << 30) /* of the smallest possible piece: else own tiles */
 #define SCORES_TILE 128
 #define BF16_BYTES 2
 #define VECTOR_ELEMENTS 8 /* heads and strides are multiples of it: 16 bytes */
 #define HEAD_DIM_MOST 256 /* whether more than 128 can be had the library says */
 
+#define FAILED_BYTES 48
+
 struct dnn_entry {
     struct dnn_shape key; /* whole */
     struct dnn_shape piece;
     struct dnn_plan plan;
-    bool made;
 };
 
 struct cuda_dnn {
     struct dnn_table t;
-    cudnnHandle_t handle;
+    cudnnHandle_t handle; /* NULL: none could be made */
     size_t version;
     pthread_mutex_t lock;
+    char failed[FAILED_BYTES];
     uint32_t n;
     struct dnn_entry entry[PLANS_N];
 };
 
 /* --- opening ---------------------------------------------------------------------------------- */
 
-/* Table and handle; else why not, in a few words. */
-static bool library_open(struct dnn_table *t, cudnnHandle_t *handle, char *why, size_t why_bytes)
+/* The first failure, as "call:status". */
+static void keep_failure(char failed[FAILED_BYTES], const char *call, cudnnStatus_t st)
 {
-    struct stk_error err = { 0 };
-    if (dnn_table_open(t, &err) != STK_OK) {
-        snprintf(why, why_bytes, "%s", err.text);
-        return false;
-    }
-    const cudnnStatus_t st = t->cudnnCreate(handle);
-    if (st == CUDNN_STATUS_SUCCESS) return true;
-    snprintf(why, why_bytes, "cudnnCreate failed with status %d (%s)", (int)st,
-             t->cudnnGetErrorString(st));
-    dnn_table_close(t);
-    return false;
+    if (!failed[0]) snprintf(failed, FAILED_BYTES, "%s:%d", call, (int)st);
 }
 
 void cuda_dnn_open(struct cuda_dev *h)
 {
-    struct cuda_dnn *d = sys_calloc(1, sizeof *d);
-    char why[CUDA_DNN_TEXT_BYTES];
+    struct cuda_dnn *d = h->cc_major < 8 ? NULL : sys_calloc(1, sizeof *d);
     if (!d) return;
-    if (h->cc_major < 8 || !library_open(&d->t, &d->handle, why, sizeof why)) {
+    if (dnn_table_open(&d->t, NULL) != STK_OK) {
         sys_free(d);
         return;
     }
     pthread_mutex_init(&d->lock, NULL);
     d->version = d->t.cudnnGetVersion();
+    const cudnnStatus_t st = d->t.cudnnCreate(&d->handle);
+    if (st != CUDNN_STATUS_SUCCESS) {
+        keep_failure(d->failed, "cudnnCreate", st);
+        d->handle = NULL;
+    }
     h->dnn = d;
 }
 
@@ -78,8 +80,9 @@ void cuda_dnn_close(struct cuda_dev *h)
 {
     struct cuda_dnn *d = h->dnn;
     if (!d) return;
-    for (uint32_t i = 0; i < d->n; i++) dnn_plan_free(&d->entry[i].plan);
-    d->t.cudnnDestroy(d->handle);
+    for (uint32_t i = 0; i < d->n; i++)
+        if (d->entry[i].plan.plan) dnn_plan_free(&d->entry[i].plan);
+    if (d->handle) d->t.cudnnDestroy(d->handle);
     dnn_table_close(&d->t);
     pthread_mutex_destroy(&d->lock);
     sys_free(d);
@@ -89,15 +92,21 @@ void cuda_dnn_close(struct cuda_dev *h)
 void cuda_dnn_describe(char text[CUDA_DNN_TEXT_BYTES])
 {
     struct dnn_table t;
+    struct stk_error err = { 0 };
     cudnnHandle_t handle = NULL;
-    char why[CUDA_DNN_TEXT_BYTES - 32];
-    if (!library_open(&t, &handle, why, sizeof why)) {
-        snprintf(text, CUDA_DNN_TEXT_BYTES, "no cuDNN (%s)", why);
+    if (dnn_table_open(&t, &err) != STK_OK) {
+        snprintf(text, CUDA_DNN_TEXT_BYTES, "no cuDNN (%.100s)", err.text);
         return;
     }
     const size_t v = t.cudnnGetVersion(); /* 91900: 9.19.0 */
-    snprintf(text, CUDA_DNN_TEXT_BYTES, "cuDNN %zu.%zu.%zu", v / 10000, v / 100 % 100, v % 100);
-    t.cudnnDestroy(handle);
+    const cudnnStatus_t st = t.cudnnCreate(&handle);
+    if (st == CUDNN_STATUS_SUCCESS) {
+        snprintf(text, CUDA_DNN_TEXT_BYTES, "cuDNN %zu.%zu.%zu", v / 10000, v / 100 % 100, v % 100);
+        t.cudnnDestroy(handle);
+    } else {
+        snprintf(text, CUDA_DNN_TEXT_BYTES, "no cuDNN (cudnnCreate failed with status %d, %.60s)",
+                 (int)st, t.cudnnGetErrorString(st));
+    }
     dnn_table_close(&t);
 }
 
@@ -113,8 +122,11 @@ void cuda_dnn_numerics(const struct cuda_dev *h, char text[CUDA_DNN_TEXT_BYTES])
         sum += d->entry[i].plan.hash;
         plans++;
     }
+    const char *const comma = d->failed[0] ? "," : "";
+    if (plans)
+        snprintf(text, CUDA_DNN_TEXT_BYTES, "cudnn%zu-%08x%s%s", d->version, sum, comma, d->failed);
+    else snprintf(text, CUDA_DNN_TEXT_BYTES, "tiles%s%s", comma, d->failed);
     pthread_mutex_unlock(&d->lock);
-    if (plans) snprintf(text, CUDA_DNN_TEXT_BYTES, "cudnn%zu-%08x", d->version, sum);
 }
 
 /* --- shapes ---------------------------------------------------------------------------------- */
@@ -163,9 +175,9 @@ static bool piece_of(const struct dnn_shape *s, struct dnn_shape *piece)
                    head = side * side * BF16_BYTES, group = (uint64_t)(s->heads / s->kv_heads);
     *piece = *s;
     if (!s->backward) return true;
-    piece->n_seq = fitting(s->n_seq, head * (uint64_t)s->heads, PIECE_BYTES);
-    if (piece->n_seq > 1 || head * (uint64_t)s->heads <= PIECE_BYTES) return true;
-    piece->kv_heads = fitting(s->kv_heads, head * group, PIECE_BYTES);
+    piece->n_seq = fitting(s->n_seq, head * (uint64_t)s->heads, CUDA_DNN_PIECE_BYTES);
+    if (piece->n_seq > 1 || head * (uint64_t)s->heads <= CUDA_DNN_PIECE_BYTES) return true;
+    piece->kv_heads = fitting(s->kv_heads, head * group, CUDA_DNN_PIECE_BYTES);
     piece->heads = piece->kv_heads * (int64_t)group;
     return head * group <= PIECE_MOST_BYTES;
 }
@@ -179,35 +191,31 @@ static struct dnn_entry *find(struct cuda_dnn *d, const struct dnn_shape *s)
 }
 
 /* Under the lock. A full table: own tiles for what comes later. */
-static stk_status prepare(struct cuda_dnn *d, const struct dnn_shape *s, struct dnn_entry **out,
-                          struct stk_error *err)
+static struct dnn_entry *prepare(struct cuda_dnn *d, const struct dnn_shape *s)
 {
     const struct dnn_card card = { .handle = d->handle };
-    *out = find(d, s);
-    if (*out || d->n == PLANS_N) return STK_OK;
-    struct dnn_entry *e = &d->entry[d->n];
-    *e = (struct dnn_entry){ .key = *s };
-    if (piece_of(s, &e->piece)) {
-        stk_status st = dnn_plan_make(&e->plan, &d->t, &card, &e->piece, err);
-        if (st != STK_OK || !e->plan.plan) dnn_plan_free(&e->plan);
-        STK_TRY(st);
-    }
-    d->n++;
-    *out = e;
-    return STK_OK;
+    struct dnn_entry *e = find(d, s);
+    if (e || d->n == PLANS_N) return e;
+    e = &d->entry[d->n++];
+    e->key = *s;
+    if (!piece_of(s, &e->piece)) return e;
+    dnn_plan_make(&e->plan, &d->t, &card, &e->piece);
+    if (e->plan.g.st != CUDNN_STATUS_SUCCESS)
+        keep_failure(d->failed, e->plan.g.call, e->plan.g.st);
+    if (!e->plan.plan) dnn_plan_free(&e->plan);
+    return e;
 }
 
 bool cuda_dnn_takes(struct cuda_job *j, const struct ops_attention *a, bool backward)
 {
     struct cuda_dnn *d = j->h->dnn;
-    struct dnn_entry *e = NULL;
-    if (!d || !possible(j->h, a)) return false;
+    if (!d || !d->handle || !possible(j->h, a)) return false;
     const struct dnn_shape s = shape_of(a, backward);
     pthread_mutex_lock(&d->lock);
-    if (j->dry) j->st = prepare(d, &s, &e, j->err);
-    else e = find(d, &s);
+    const struct dnn_entry *e = j->dry ? prepare(d, &s) : find(d, &s);
+    const bool takes = e && e->plan.plan;
     pthread_mutex_unlock(&d->lock);
-    return e && e->plan.plan;
+    return takes;
 }
 
 /* --- launching -------------------------------------------------------------------------------- */

@@ -103,11 +103,10 @@ struct dnn_plan {
     uint32_t hash;                  /* of shape, engine and its knobs */
 };
 /* Takes the first configuration of cuDNN's heuristics (mode A: best first) that is deterministic
- * and can be had. p->plan NULL with STK_OK: it has none, p->g.text may say why. STK_ERR_DEVICE: the
- * call that failed. dnn_plan_free in any case. Takes up to some seconds: kernels are compiled. */
-stk_status dnn_plan_make(struct dnn_plan *p, const struct dnn_table *t,
-                         const struct dnn_card *card, const struct dnn_shape *s,
-                         struct stk_error *err);
+ * and can be had. p->plan NULL: there is none, or, with p->g.st, p->g.call failed. dnn_plan_free in
+ * any case. Takes up to some seconds: kernels are compiled. */
+void dnn_plan_make(struct dnn_plan *p, const struct dnn_table *t, const struct dnn_card *card,
+                   const struct dnn_shape *s);
 void dnn_plan_free(struct dnn_plan *p);
 /* Memory of each tensor by its number; those that a plan has no tensor for are left out. */
 cudnnStatus_t dnn_plan_run(const struct dnn_plan *p, cudnnHandle_t handle,

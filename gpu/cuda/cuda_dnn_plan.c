@@ -135,9 +135,8 @@ static bool try_config(struct dnn_plan *p, const struct dnn_card *card,
     return true;
 }
 
-stk_status dnn_plan_make(struct dnn_plan *p, const struct dnn_table *t,
-                         const struct dnn_card *card, const struct dnn_shape *s,
-                         struct stk_error *err)
+void dnn_plan_make(struct dnn_plan *p, const struct dnn_table *t, const struct dnn_card *card,
+                   const struct dnn_shape *s)
 {
     cudnnBackendDescriptor_t config[CONFIGS_MOST] = { NULL };
     struct dnn_graph *g = &p->g;
@@ -146,14 +145,7 @@ stk_status dnn_plan_make(struct dnn_plan *p, const struct dnn_table *t,
     const int64_t n = ask(g, card, config);
     for (int64_t i = 0; i < n && !p->plan && g->st == CUDNN_STATUS_SUCCESS; i++)
         try_config(p, card, config[i], s);
-    if (g->st == CUDNN_STATUS_SUCCESS || not_supported(g->st)) return STK_OK;
-    return stk_error_set(
-        err, STK_ERR_DEVICE, 0,
-        "device cuda: %s failed with status %d (%s) for %s of attention of %lld x %lld tokens, "
-        "%lld/%lld heads of %lld: %s; take cuDNN out of the library path to go on without it",
-        g->call, (int)g->st, t->cudnnGetErrorString(g->st), g->what, (long long)s->n_seq,
-        (long long)s->seq, (long long)s->heads, (long long)s->kv_heads, (long long)s->head_dim,
-        g->text[0] ? g->text : "no reason given");
+    if (not_supported(g->st)) g->st = CUDNN_STATUS_SUCCESS;
 }
 
 void dnn_plan_free(struct dnn_plan *p)

@@ -307,14 +307,14 @@ void cuda_head(struct cuda_job *j, const struct ops_head *a, bool train, double 
 
 enum cuda_attention_way { CUDA_ATTENTION_TILES, CUDA_ATTENTION_DNN };
 /* By shape and card alone: every visit of one shape is computed the same way. A dry job makes the
- * plan (and may fail), a real one finds it. */
+ * plan, a real one finds it. */
 enum cuda_attention_way cuda_attention_choose(struct cuda_job *j, const struct ops_attention *a,
                                               bool backward);
 void cuda_attention(struct cuda_job *j, const struct ops_attention *a, bool backward);
 
 /* --- cuDNN's attention (cuda_dnn.c; cuda_dnn_none.c in a build without its headers) ----------- */
 
-/* Writes h->dnn: NULL where the library is not there, too old, or has nothing for the card. */
+/* Writes h->dnn: NULL where the library is not there or too old, or the card is before 8.0. */
 void cuda_dnn_open(struct cuda_dev *h);
 void cuda_dnn_close(struct cuda_dev *h);
 /* Does cuDNN compute this? bf16, heads of a multiple of 8 elements, a plan it can have here, and in
@@ -325,7 +325,8 @@ void cuda_dnn_attention(struct cuda_job *j, const struct ops_attention *a, bool 
 #define CUDA_DNN_TEXT_BYTES 160
 /* "cuDNN 9.19.0", or "no cuDNN (why)": for describe. A context is there. */
 void cuda_dnn_describe(char text[CUDA_DNN_TEXT_BYTES]);
-/* "tiles", or "cudnn91900-" and a hash over all plans: part of the numerics key. */
+/* "tiles", or "cudnn91900-" and a hash over all plans: part of the numerics key. Behind it the call
+ * that failed, if one did: ",cudnnCreate:1001". */
 void cuda_dnn_numerics(const struct cuda_dev *h, char text[CUDA_DNN_TEXT_BYTES]);
 
 #endif

@@ -88,7 +88,7 @@ const char *standin_finding(uint64_t i);
 
 /* --- faults to come */
 /* The n-th call of `call` from now on (1: the next one; NULL: of any call that can fail) returns `error` (a
- * cudaError_t; a cublasStatus_t for names that begin with cublas; of NULL, CUBLAS_STATUS_EXECUTION_FAILED is
+ * cudaError_t; a cublasStatus_t or cudnnStatus_t for names that begin so; of NULL, ..._STATUS_EXECUTION_FAILED is
  * those calls' error) and does nothing, except that what frees, frees. */
 void standin_fail(const char *call, uint64_t n, int error);
 /* The n-th kernel or product that is run from now on fails with `error`: sticky from there. */

@@ -2,7 +2,7 @@
  * fail.
  *
  * Under card_lock. */
-#include "card.h"
+#include "dnn.h"
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
@@ -97,7 +97,10 @@ bool trace_plan_hit(const char *name, int *error)
     card.counts.calls++;
     for (plan &p : plans) {
         if (p.left == 0 || (!p.call.empty() && p.call != name) || --p.left > 0) continue;
-        *error = p.call.empty() && strncmp(name, "cublas", 6) == 0 ? (int)CUBLAS_STATUS_EXECUTION_FAILED : p.error;
+        *error = !p.call.empty() ? p.error
+                 : strncmp(name, "cublas", 6) == 0 ? (int)CUBLAS_STATUS_EXECUTION_FAILED
+                 : strncmp(name, "cudnn", 5) == 0  ? (int)CUDNN_STATUS_EXECUTION_FAILED
+                                                   : p.error;
         hit = name;
         fails = true;
     }
@@ -139,7 +142,7 @@ void standin_counts_read(struct standin_counts *out)
     *out = card.counts;
     out->live_allocations = card.blocks.size();
     out->live_registrations = card.pinned.size();
-    out->live_descriptors = lt_live();
+    out->live_descriptors = lt_live() + dnn_live();
 }
 
 uint64_t standin_calls_of(const char *call)
