@@ -129,7 +129,7 @@ static stk_status probe(struct probe *p, struct stk_error *err)
 static stk_status memory_read(uint64_t *free_bytes, uint64_t *total_bytes, struct stk_error *err)
 {
     size_t free_now = 0, total = 0;
-    STK_TRY(cuda_check(cudaMemGetInfo(&free_now, &total), "cudaMemGetInfo", "opening", err));
+    STK_TRY(cuda_check(cudaMemGetInfo(&free_now, &total), "cudaMemGetInfo", "what is free", err));
     *free_bytes = free_now;
     *total_bytes = total;
     return STK_OK;
@@ -167,12 +167,14 @@ static uint64_t memory_left(const struct cuda_dev *h, uint64_t free_bytes)
     return left < free_bytes ? left : free_bytes;
 }
 
-void cuda_memory_look(struct cuda_dev *h)
+stk_status cuda_memory_look(struct cuda_dev *h, struct stk_error *err)
 {
     uint64_t free_bytes, total_bytes;
-    if (h->arena || memory_read(&free_bytes, &total_bytes, NULL) != STK_OK) return;
+    if (h->arena) return STK_OK;
+    STK_TRY(memory_read(&free_bytes, &total_bytes, err));
     h->base.caps.memory_bytes = less(memory_left(h, free_bytes), h->own_bytes * CUDA_STREAMS_MAX) /
                                 CUDA_ALIGN_BYTES * CUDA_ALIGN_BYTES;
+    return STK_OK;
 }
 
 static stk_status memory_open(struct cuda_dev *h, uint64_t cap_bytes, struct stk_error *err)
@@ -189,7 +191,7 @@ static stk_status memory_open(struct cuda_dev *h, uint64_t cap_bytes, struct stk
             "less, or end what else runs on it",
             mem_size_format(cap_bytes, asked), h->card, mem_size_format(h->first_free_bytes, there),
             mem_size_format(h->total_bytes, total));
-    cuda_memory_look(h);
+    STK_TRY(cuda_memory_look(h, err));
     if (h->base.caps.memory_bytes == 0)
         return stk_error_set(
             err, STK_ERR_NOMEM, 0,
@@ -208,7 +210,7 @@ static stk_status cuda_reserve(struct dev *d, uint64_t size_bytes, void **out,
     if (h->arena)
         return stk_error_set(err, STK_ERR_STATE, 0, "device %s: its arena is reserved already",
                              d->caps.name);
-    cuda_memory_look(h);
+    STK_TRY(cuda_memory_look(h, err));
     if (size_bytes > d->caps.memory_bytes)
         return stk_error_set(
             err, STK_ERR_NOMEM, 0,
@@ -257,9 +259,9 @@ static stk_status cuda_host_register(struct dev *d, void *base, uint64_t size_by
     for (uint32_t i = 0; i < h->n_regions; i++) sum += h->region[i].size_bytes;
     return stk_error_set(
         err, STK_ERR_NOMEM, 0,
-        "device cuda: %s of host memory could not be pinned (%s are): %s (%s); give less "
-        "--host-memory, or raise the limit of locked memory (ulimit -l, the container's "
-        "memlock)",
+        "device cuda: %s of host memory could not be pinned (%s are): cudaHostRegister says %s "
+        "(%s); give less --host-memory, or raise the limit of locked memory (ulimit -l, the "
+        "container's memlock)",
         mem_size_format(size_bytes, asked), mem_size_format(sum, pinned), cudaGetErrorString(e),
         cudaGetErrorName(e));
 }

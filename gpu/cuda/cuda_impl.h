@@ -125,7 +125,7 @@ void cuda_fail(struct cuda_dev *h, const struct stk_error *e);
 stk_status cuda_check(cudaError_t e, const char *call, const char *where, struct stk_error *err);
 /* Arena that the cap, or what is free now, leaves; writes caps.memory_bytes. Application's
  * thread. */
-void cuda_memory_look(struct cuda_dev *h);
+stk_status cuda_memory_look(struct cuda_dev *h, struct stk_error *err);
 /* Is it pinned? Any thread. */
 bool cuda_registered(struct cuda_dev *h, const void *p, uint64_t size_bytes);
 void cuda_numerics_write(struct cuda_dev *h);

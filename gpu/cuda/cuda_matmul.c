@@ -66,18 +66,19 @@ static cudaDataType_t lt_type(uint32_t t)
     return t == OPS_BF16 ? CUDA_R_16BF : t == OPS_FP16 ? CUDA_R_16F : CUDA_R_32F;
 }
 
-static cublasStatus_t make_desc(const struct cuda_lt *lt, const struct cuda_product *p,
-                                struct product *e)
+static stk_status make_desc(const struct cuda_lt *lt, const struct cuda_product *p,
+                            struct product *e, struct stk_error *err)
 {
     const cublasOperation_t ta = p->ta ? CUBLAS_OP_T : CUBLAS_OP_N,
                             tb = p->tb ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasLtEpilogue_t bias = CUBLASLT_EPILOGUE_BIAS;
     const cudaDataType_t bias_type = lt_type(p->dst);
-    cublasStatus_t st = lt->cublasLtMatmulDescCreate(&e->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
-#define SET(name, value)                                                                      \
-    if (st == CUBLAS_STATUS_SUCCESS)                                                          \
-        st = lt->cublasLtMatmulDescSetAttribute(e->desc, CUBLASLT_MATMUL_DESC_##name, &value, \
-                                                sizeof value);
+    STK_TRY(lt_check(lt->cublasLtMatmulDescCreate(&e->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+                     "cublasLtMatmulDescCreate", p, err));
+#define SET(name, value)                                                                          \
+    STK_TRY(lt_check(lt->cublasLtMatmulDescSetAttribute(e->desc, CUBLASLT_MATMUL_DESC_##name,     \
+                                                        &value, sizeof value),                    \
+                     "cublasLtMatmulDescSetAttribute", p, err));
     SET(TRANSA, ta)
     SET(TRANSB, tb)
     if (p->bias) {
@@ -85,11 +86,11 @@ static cublasStatus_t make_desc(const struct cuda_lt *lt, const struct cuda_prod
         SET(BIAS_DATA_TYPE, bias_type)
     }
 #undef SET
-    return st;
+    return STK_OK;
 }
 
-static cublasStatus_t make_layouts(const struct cuda_lt *lt, const struct cuda_product *p,
-                                   struct product *e)
+static stk_status make_layouts(const struct cuda_lt *lt, const struct cuda_product *p,
+                               struct product *e, struct stk_error *err)
 {
     cublasStatus_t st = lt->cublasLtMatrixLayoutCreate(&e->a, lt_type(p->src), p->ta ? p->k : p->m,
                                                        p->ta ? p->m : p->k, (int64_t)p->lda);
@@ -98,7 +99,7 @@ static cublasStatus_t make_layouts(const struct cuda_lt *lt, const struct cuda_p
                                             p->tb ? p->k : p->n, (int64_t)p->ldb);
     if (st == CUBLAS_STATUS_SUCCESS)
         st = lt->cublasLtMatrixLayoutCreate(&e->d, lt_type(p->dst), p->m, p->n, (int64_t)p->ldd);
-    return st;
+    return lt_check(st, "cublasLtMatrixLayoutCreate", p, err);
 }
 
 static void product_free(const struct cuda_lt *lt, struct product *e)
@@ -112,15 +113,15 @@ static void product_free(const struct cuda_lt *lt, struct product *e)
 
 /* --- candidates ------------------------------------------------------------------------------- */
 
-static cublasStatus_t set_preference(const struct cuda_lt *lt, cublasLtMatmulPreference_t pref)
+static stk_status set_preference(const struct cuda_lt *lt, cublasLtMatmulPreference_t pref,
+                                 const struct cuda_product *p, struct stk_error *err)
 {
     const uint64_t workspace = CUDA_WORKSPACE_BYTES;
     const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, align = OPERAND_ALIGN;
-    cublasStatus_t st = CUBLAS_STATUS_SUCCESS;
 #define SET(name, value)                                                                         \
-    if (st == CUBLAS_STATUS_SUCCESS)                                                             \
-        st = lt->cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_##name, &value, \
-                                                      sizeof value);
+    STK_TRY(lt_check(lt->cublasLtMatmulPreferenceSetAttribute(                                   \
+                         pref, CUBLASLT_MATMUL_PREF_##name, &value, sizeof value),               \
+                     "cublasLtMatmulPreferenceSetAttribute", p, err));
     SET(MAX_WORKSPACE_BYTES, workspace)
     SET(REDUCTION_SCHEME_MASK, reduction)
     SET(MIN_ALIGNMENT_A_BYTES, align)
@@ -128,7 +129,7 @@ static cublasStatus_t set_preference(const struct cuda_lt *lt, cublasLtMatmulPre
     SET(MIN_ALIGNMENT_C_BYTES, align)
     SET(MIN_ALIGNMENT_D_BYTES, align)
 #undef SET
-    return st;
+    return STK_OK;
 }
 
 /* Usable ones to the front; returns how many. */
@@ -147,13 +148,16 @@ static stk_status ask(struct cuda_dev *h, struct product *e, cublasLtMatmulHeuri
     const struct cuda_lt *lt = &h->lt;
     cublasLtMatmulPreference_t pref = NULL;
     *n = 0;
-    cublasStatus_t st = lt->cublasLtMatmulPreferenceCreate(&pref);
-    if (st == CUBLAS_STATUS_SUCCESS) st = set_preference(lt, pref);
-    if (st == CUBLAS_STATUS_SUCCESS)
-        st = lt->cublasLtMatmulAlgoGetHeuristic(h->matmul->handle, e->desc, e->a, e->b, e->d, e->d,
-                                                pref, CANDIDATES, out, n);
-    if (pref) lt->cublasLtMatmulPreferenceDestroy(pref);
-    STK_TRY(lt_check(st, "cublasLtMatmulAlgoGetHeuristic", &e->key, err));
+    STK_TRY(lt_check(lt->cublasLtMatmulPreferenceCreate(&pref), "cublasLtMatmulPreferenceCreate",
+                     &e->key, err));
+    stk_status st = set_preference(lt, pref, &e->key, err);
+    if (st == STK_OK)
+        st = lt_check(lt->cublasLtMatmulAlgoGetHeuristic(h->matmul->handle, e->desc, e->a, e->b,
+                                                         e->d, e->d, pref, CANDIDATES, out, n),
+                      "cublasLtMatmulAlgoGetHeuristic", &e->key, err);
+    cublasStatus_t freed = lt->cublasLtMatmulPreferenceDestroy(pref);
+    STK_TRY(st);
+    STK_TRY(lt_check(freed, "cublasLtMatmulPreferenceDestroy", &e->key, err));
     *n = keep_usable(out, *n);
     return *n > 0 ? STK_OK
                   : lt_check(CUBLAS_STATUS_NOT_SUPPORTED, "cublasLtMatmulAlgoGetHeuristic", &e->key,
@@ -293,8 +297,8 @@ static stk_status product_make(struct cuda_dev *h, struct product *e, bool measu
     cublasLtMatmulHeuristicResult_t r[CANDIDATES];
     int n = 0, best = 0;
     memset(r, 0, sizeof r);
-    STK_TRY(lt_check(make_desc(&h->lt, p, e), "cublasLtMatmulDescCreate", p, err));
-    STK_TRY(lt_check(make_layouts(&h->lt, p, e), "cublasLtMatrixLayoutCreate", p, err));
+    STK_TRY(make_desc(&h->lt, p, e, err));
+    STK_TRY(make_layouts(&h->lt, p, e, err));
     STK_TRY(ask(h, e, r, &n, err));
     if (measure && n > 1 && 2.0 * (double)p->m * (double)p->n * (double)p->k >= MEASURE_FLOPS)
         best = trial_best(h, e, r, n);
@@ -428,10 +432,8 @@ static stk_status rate_of(struct cuda_dev *h, uint64_t size, double *flops_per_s
     int n = 0;
     memset(r, 0, sizeof r);
     *flops_per_s = 0;
-    stk_status st =
-        lt_check(make_desc(&h->lt, &e.key, &e), "cublasLtMatmulDescCreate", &e.key, err);
-    if (st == STK_OK)
-        st = lt_check(make_layouts(&h->lt, &e.key, &e), "cublasLtMatrixLayoutCreate", &e.key, err);
+    stk_status st = make_desc(&h->lt, &e.key, &e, err);
+    if (st == STK_OK) st = make_layouts(&h->lt, &e.key, &e, err);
     if (st == STK_OK) st = ask(h, &e, r, &n, err);
     if (st == STK_OK && trial_open(h, &e.key, &t))
         for (int i = 0; i < RATE_RUNS; i++) {

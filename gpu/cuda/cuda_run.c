@@ -134,7 +134,7 @@ void cuda_job_check(struct cuda_job *j, cudaError_t e, const char *call)
 void cuda_job_cast(struct cuda_job *j, const struct cuda_cast *c)
 {
     if (j->dry || j->st != STK_OK) return;
-    cuda_job_check(j, cuda_cast(j->s->queue, c), "cast");
+    cuda_job_check(j, cuda_cast(j->s->queue, c), "kernel launch of a cast");
 }
 
 /* --- launching -------------------------------------------------------------------------------- */
@@ -276,8 +276,7 @@ static stk_status prepare_own(struct cuda_dev *h, const struct dev_cmd *cmd, str
                              "with the arena: prepare it before",
                              dev_cmd_name(cmd->kind), need);
     h->own_bytes = (need + CUDA_ALIGN_BYTES - 1) / CUDA_ALIGN_BYTES * CUDA_ALIGN_BYTES;
-    cuda_memory_look(h);
-    return STK_OK;
+    return cuda_memory_look(h, err);
 }
 
 stk_status cuda_prepare(struct dev *d, const struct dev_cmd *cmd, uint64_t *scratch_bytes,
@@ -292,9 +291,10 @@ stk_status cuda_prepare(struct dev *d, const struct dev_cmd *cmd, uint64_t *scra
     if (!has_products(cmd->kind) && !is_attention(cmd->kind)) return STK_OK;
     run_cmd(&j, NULL);
     *scratch_bytes = j.used_bytes + j.pad_bytes;
-    cuda_memory_look(h);
+    STK_TRY(j.st);
+    STK_TRY(cuda_memory_look(h, err));
     cuda_numerics_write(h);
-    return j.st;
+    return STK_OK;
 }
 
 /* --- counting --------------------------------------------------------------------------------- */

@@ -238,12 +238,23 @@ static stk_status own_take(struct cuda_stream *s, struct stk_error *err)
                                                 s->base.name, CUDA_STREAMS_MAX);
 }
 
+/* A call of closing that fails, which has nobody to return it to, is the device's error. */
+static void stream_closing(struct cuda_stream *s, cudaError_t r, const char *call)
+{
+    struct stk_error e = { 0 };
+    char where[CUDA_WHERE_BYTES];
+    if (r == cudaSuccess) return;
+    snprintf(where, sizeof where, "stream %s: closing", s->base.name);
+    (void)cuda_check(r, call, where, &e);
+    cuda_fail(cuda_stream_dev(s), &e);
+}
+
 static void stream_free(struct cuda_stream *s)
 {
     struct cuda_dev *h = cuda_stream_dev(s);
     cuda_clock_close(s);
-    if (s->queue) (void)cudaStreamDestroy(s->queue);
-    if (s->result) (void)cudaFreeHost(s->result);
+    if (s->queue) stream_closing(s, cudaStreamDestroy(s->queue), "cudaStreamDestroy");
+    if (s->result) stream_closing(s, cudaFreeHost(s->result), "cudaFreeHost");
     pthread_mutex_lock(&h->lock);
     if (s->own_index < CUDA_STREAMS_MAX) h->streams_used &= ~(1u << s->own_index);
     pthread_mutex_unlock(&h->lock);
@@ -305,7 +316,7 @@ void cuda_stream_close(struct dev_stream *base)
     exec_event_init(base->dev->ex, &empty);
     if (dev_notify(base, NULL, NULL, &empty, NULL) == STK_OK)
         (void)exec_event_wait(&empty, UINT64_MAX, NULL);
-    if (cudaStreamSynchronize(s->queue) != cudaSuccess) (void)cudaGetLastError();
+    stream_closing(s, cudaStreamSynchronize(s->queue), "cudaStreamSynchronize");
     pthread_mutex_lock(&s->lock);
     pthread_mutex_unlock(&s->lock);
     stream_free(s);
