@@ -220,7 +220,7 @@ bool cuda_dnn_takes(struct cuda_job *j, const struct ops_attention *a, bool back
 
 /* --- launching -------------------------------------------------------------------------------- */
 
-/* Scratch of one call. stats: of all heads; sum: of a piece. */
+/* Scratch of one piece. */
 struct dnn_scratch {
     float *stats, *sum;
     int32_t *end;
@@ -229,12 +229,12 @@ struct dnn_scratch {
 
 static struct dnn_scratch take(struct cuda_job *j, const struct dnn_entry *e)
 {
-    const struct dnn_shape *s = &e->key, *p = &e->piece;
+    const struct dnn_shape *p = &e->piece;
+    const uint64_t tokens = (uint64_t)(p->n_seq * p->seq), rows = tokens * (uint64_t)p->heads;
     struct dnn_scratch c = { .stats = NULL };
-    c.stats = cuda_take(j, (uint64_t)(s->n_seq * s->heads * s->seq) * sizeof(float));
-    c.end = cuda_take(j, (uint64_t)(s->n_seq * s->seq) * sizeof(int32_t));
-    if (s->backward)
-        c.sum = cuda_take(j, (uint64_t)(p->n_seq * p->heads * p->seq) * sizeof(float));
+    c.stats = cuda_take(j, rows * sizeof(float));
+    c.end = cuda_take(j, tokens * sizeof(int32_t));
+    if (p->backward) c.sum = cuda_take(j, rows * sizeof(float));
     if (e->plan.workspace_bytes) c.workspace = cuda_take(j, e->plan.workspace_bytes);
     return c;
 }
@@ -254,25 +254,31 @@ static void *past(const void *p, int64_t elements)
     return (uint8_t *)(uintptr_t)p + elements * BF16_BYTES;
 }
 
-/* The piece that begins with a sequence and a key head. */
-static void run_piece(struct cuda_job *j, const struct dnn_entry *e, const struct ops_attention *a,
-                      const struct dnn_scratch *c, int64_t seq, int64_t kv_head)
+/* Where a piece begins. */
+struct dnn_begin {
+    int64_t token, head, kv_head;
+};
+
+static void run_plan(struct cuda_job *j, const struct dnn_entry *e, const struct ops_attention *a,
+                     const struct dnn_scratch *c, const struct dnn_begin *b)
 {
+    struct cuda_dnn *d = j->h->dnn;
     const struct dnn_shape *s = &e->key;
-    const int64_t token = seq * s->seq, head = kv_head * (s->heads / s->kv_heads),
-                  q = token * s->q_stride + head * s->head_dim,
-                  k = token * s->k_stride + kv_head * s->head_dim,
-                  v = token * s->v_stride + kv_head * s->head_dim,
-                  o = token * s->o_stride + head * s->head_dim;
+    const int64_t q = b->token * s->q_stride + b->head * s->head_dim,
+                  k = b->token * s->k_stride + b->kv_head * s->head_dim,
+                  v = b->token * s->v_stride + b->kv_head * s->head_dim,
+                  o = b->token * s->o_stride + b->head * s->head_dim;
     float scale = a->scale, masked = -INFINITY, one = 1;
     const char *call = "cudnnSetStream";
-    void *memory[DNN_UIDS] = {
-        [DNN_Q] = past(a->q, q),       [DNN_K] = past(a->k, k),
-        [DNN_V] = past(a->v, v),       [DNN_O] = past(a->o, o),
-        [DNN_STATS] = c->stats + (seq * s->heads + head) * s->seq,
-        [DNN_END] = c->end + token,    [DNN_SCALE] = &scale,
-        [DNN_MASKED] = &masked,
-    };
+    void *memory[DNN_UIDS] = { NULL };
+    memory[DNN_Q] = past(a->q, q);
+    memory[DNN_K] = past(a->k, k);
+    memory[DNN_V] = past(a->v, v);
+    memory[DNN_O] = past(a->o, o);
+    memory[DNN_STATS] = c->stats;
+    memory[DNN_END] = c->end;
+    memory[DNN_SCALE] = &scale;
+    memory[DNN_MASKED] = &masked;
     if (s->backward) {
         memory[DNN_DO] = past(a->d_o, o);
         memory[DNN_DQ] = past(a->dq, q);
@@ -281,7 +287,6 @@ static void run_piece(struct cuda_job *j, const struct dnn_entry *e, const struc
         memory[DNN_SUM] = c->sum;
         memory[DNN_ONE] = &one;
     }
-    struct cuda_dnn *d = j->h->dnn;
     cudnnStatus_t st = d->t.cudnnSetStream(d->handle, j->s->queue);
     if (st == CUDNN_STATUS_SUCCESS)
         st = dnn_plan_run(&e->plan, d->handle, memory, c->workspace, &call);
@@ -294,19 +299,37 @@ static void run_piece(struct cuda_job *j, const struct dnn_entry *e, const struc
                           cuda_cmd_text(j->cmd, text));
 }
 
-static void run_pieces(struct cuda_job *j, const struct dnn_entry *e, const struct ops_attention *a,
-                       const struct dnn_scratch *c)
+/* The piece that begins with a sequence and a key head; those of one sequence follow one another,
+ * and have the same ends. */
+static void run_piece(struct cuda_job *j, const struct dnn_entry *e, const struct ops_attention *a,
+                      const struct dnn_scratch *c, int64_t seq, int64_t kv_head)
 {
-    for (int64_t seq = 0; seq < e->key.n_seq; seq += e->piece.n_seq)
-        for (int64_t kv = 0; kv < e->key.kv_heads && j->st == STK_OK; kv += e->piece.kv_heads)
-            run_piece(j, e, a, c, seq, kv);
+    const struct dnn_shape *s = &e->key, *p = &e->piece;
+    const struct dnn_begin b = { seq * s->seq, kv_head * (s->heads / s->kv_heads), kv_head };
+    float *lse = a->lse + b.token * s->heads + b.head;
+    struct cuda_attention_stats stats = { .n_seq = (uint64_t)p->n_seq,
+                                          .seq = a->seq,
+                                          .heads = (uint64_t)p->heads,
+                                          .token_heads = a->heads,
+                                          .by_head = s->backward,
+                                          .src = s->backward ? lse : c->stats,
+                                          .dst = s->backward ? c->stats : lse };
+    if (kv_head == 0)
+        cuda_job_check(j,
+                       cuda_attention_ends(j->s->queue, (uint64_t)p->n_seq, a->seq,
+                                           a->first_key + b.token, c->end),
+                       "kernel launch");
+    if (s->backward && j->st == STK_OK)
+        cuda_job_check(j, cuda_attention_stats(j->s->queue, &stats), "kernel launch");
+    if (j->st == STK_OK) run_plan(j, e, a, c, &b);
+    if (!s->backward && j->st == STK_OK)
+        cuda_job_check(j, cuda_attention_stats(j->s->queue, &stats), "kernel launch");
 }
 
 void cuda_dnn_attention(struct cuda_job *j, const struct ops_attention *a, bool backward)
 {
     struct cuda_dnn *d = j->h->dnn;
     const struct dnn_shape s = shape_of(a, backward);
-    struct cuda_attention_stats stats = { .n_seq = a->n_seq, .seq = a->seq, .heads = a->heads };
     pthread_mutex_lock(&d->lock);
     const struct dnn_entry *e = find(d, &s);
     const struct dnn_scratch c = take(j, e);
@@ -315,17 +338,9 @@ void cuda_dnn_attention(struct cuda_job *j, const struct ops_attention *a, bool 
                               "%s: q, k, v, o and their gradients must begin at multiples of 16 "
                               "bytes",
                               dev_cmd_name(j->cmd->kind));
-    if (!j->dry && j->st == STK_OK)
-        cuda_job_check(j, cuda_attention_ends(j->s->queue, a->n_seq, a->seq, a->first_key, c.end),
-                       "kernel launch");
-    if (!j->dry && j->st == STK_OK && backward) {
-        stats.src = a->lse, stats.dst = c.stats, stats.by_head = true;
-        cuda_job_check(j, cuda_attention_stats(j->s->queue, &stats), "kernel launch");
-    }
-    if (!j->dry && j->st == STK_OK) run_pieces(j, e, a, &c);
-    if (!j->dry && j->st == STK_OK && !backward) {
-        stats.src = c.stats, stats.dst = a->lse;
-        cuda_job_check(j, cuda_attention_stats(j->s->queue, &stats), "kernel launch");
-    }
+    if (!j->dry)
+        for (int64_t seq = 0; seq < s.n_seq; seq += e->piece.n_seq)
+            for (int64_t kv = 0; kv < s.kv_heads && j->st == STK_OK; kv += e->piece.kv_heads)
+                run_piece(j, e, a, &c, seq, kv);
     pthread_mutex_unlock(&d->lock);
 }

@@ -48,9 +48,10 @@ cudaError_t cuda_attention_backward(cudaStream_t s, const struct ops_attention *
 /* For the library's attention. end[i] of key j: the first query t > j of its sequence with
  * first_key[t] > j, seq where there is none. */
 cudaError_t cuda_attention_ends(cudaStream_t s, uint64_t n_seq, uint64_t seq, const int32_t *first_key, int32_t *end);
-/* Log-sum-exp from [n_seq][seq][heads] (gpu/ops.h) to [n_seq][heads][seq] with by_head, else back. */
+/* Log-sum-exp of some heads from [n_seq][seq][token_heads] (gpu/ops.h; the pointer is at the first of
+ * them) to [n_seq][heads][seq] with by_head, else back. */
 struct cuda_attention_stats {
-    uint64_t n_seq, seq, heads;
+    uint64_t n_seq, seq, heads, token_heads;
     bool by_head;
     const float *src;
     float *dst;

@@ -33,32 +33,44 @@ cudaError_t cuda_attention_ends(cudaStream_t s, uint64_t n_seq, uint64_t seq,
                        first_key, end);
 }
 
+struct turn {
+    uint64_t n, rows, cols;
+    uint64_t src_ld, src_step, dst_ld, dst_step; /* from row to row, from matrix to matrix */
+    const float *src;
+    float *dst;
+};
+
 /* n matrices [rows][cols] to [cols][rows], by tiles of 32 x 32 through shared memory. */
-static __global__ void __launch_bounds__(KERN_BLOCK)
-    attention_turn_kernel(uint64_t n, uint64_t rows, uint64_t cols, const float *src, float *dst)
+static __global__ void __launch_bounds__(KERN_BLOCK) attention_turn_kernel(turn a)
 {
     __shared__ float tile[LAYOUT_TILE][LAYOUT_TILE + 1];
     const unsigned lane = threadIdx.x % KERN_WARP, warp = threadIdx.x / KERN_WARP;
-    const uint64_t down = (rows + LAYOUT_TILE - 1) / LAYOUT_TILE,
-                   across = (cols + LAYOUT_TILE - 1) / LAYOUT_TILE;
-    for (uint64_t u = blockIdx.x; u < n * down * across; u += gridDim.x) {
-        const uint64_t base = u / (down * across) * rows * cols;
+    const uint64_t down = (a.rows + LAYOUT_TILE - 1) / LAYOUT_TILE,
+                   across = (a.cols + LAYOUT_TILE - 1) / LAYOUT_TILE;
+    for (uint64_t u = blockIdx.x; u < a.n * down * across; u += gridDim.x) {
+        const uint64_t which = u / (down * across);
+        const float *src = a.src + which * a.src_step;
+        float *dst = a.dst + which * a.dst_step;
         const uint64_t row = u / across % down * LAYOUT_TILE, col = u % across * LAYOUT_TILE;
         for (unsigned i = warp; i < LAYOUT_TILE; i += LAYOUT_WARPS)
-            if (row + i < rows && col + lane < cols)
-                tile[i][lane] = src[base + (row + i) * cols + col + lane];
+            if (row + i < a.rows && col + lane < a.cols)
+                tile[i][lane] = src[(row + i) * a.src_ld + col + lane];
         __syncthreads();
         for (unsigned i = warp; i < LAYOUT_TILE; i += LAYOUT_WARPS)
-            if (col + i < cols && row + lane < rows)
-                dst[base + (col + i) * rows + row + lane] = tile[lane][i];
+            if (col + i < a.cols && row + lane < a.rows)
+                dst[(col + i) * a.dst_ld + row + lane] = tile[lane][i];
         __syncthreads();
     }
 }
 
 cudaError_t cuda_attention_stats(cudaStream_t s, const struct cuda_attention_stats *a)
 {
-    const uint64_t rows = a->by_head ? a->seq : a->heads, cols = a->by_head ? a->heads : a->seq;
-    const uint64_t tiles = kern_div_up(rows, LAYOUT_TILE) * kern_div_up(cols, LAYOUT_TILE);
-    return kern_launch(s, a->n_seq * tiles, KERN_BLOCK, attention_turn_kernel, a->n_seq, rows, cols,
-                       a->src, a->dst);
+    const uint64_t by_token = a->seq * a->token_heads, by_head = a->heads * a->seq;
+    const turn to_heads = { a->n_seq, a->seq, a->heads, a->token_heads, by_token,
+                            a->seq,   by_head, a->src,   a->dst };
+    const turn to_tokens = { a->n_seq,       a->heads, a->seq, a->seq, by_head,
+                             a->token_heads, by_token, a->src, a->dst };
+    const uint64_t tiles = kern_div_up(a->heads, LAYOUT_TILE) * kern_div_up(a->seq, LAYOUT_TILE);
+    return kern_launch(s, a->n_seq * tiles, KERN_BLOCK, attention_turn_kernel,
+                       a->by_head ? to_heads : to_tokens);
 }
