@@ -1,25 +1,24 @@
-/* gpu/cuda/cuda_dnn.c - attention by cuDNN: which shapes, their plans, their scratch, their launch.
+/* gpu/cuda/cuda_dnn.c - attention by cuDNN: which shapes, in which pieces, and their plans.
  *
  * Owns cuDNN's handle and the table of plans. Must not know what graphs look like
- * (cuda_dnn_graph.c) nor how an engine is chosen (cuda_dnn_plan.c). Plans are made on the
- * application's thread in prepare mode and never later: a shape that was not prepared is computed
- * by own tiles. Launched by streams' producers, under a lock, as a handle has one stream at a time.
+ * (cuda_dnn_graph.c), how an engine is chosen (cuda_dnn_plan.c) or what a launch needs
+ * (cuda_dnn_run.c). Plans are made on the application's thread in prepare mode and never later: a
+ * shape that was not prepared is computed by own tiles. Launched by streams' producers, under a
+ * lock, as a handle has one stream at a time.
  *
  * PIECES. Backward's workspace holds two bytes for each score, so it is run for as many sequences,
  * or key heads of one sequence, at a time as keep that below CUDA_DNN_PIECE_BYTES. Which is a
  * function of the shape alone.
  *
- * FAILURES. A library that is not there, or has nothing for a shape, is none: own tiles do it. A
- * call that fails while opening or preparing is named in the numerics key, and own tiles do it,
- * too; one that fails at a launch ends the run.
+ * CHECKED. The first plan of a kind of heads and a direction is tried on a small problem against
+ * own tiles, twice (cuda_dnn_check.c): other numbers or other bits, and own tiles it is.
  *
- * WHAT IS CONVERTED. cuDNN's log-sum-exp lies head by head ([n_seq][heads][seq]; other layouts are
- * wrong before 9.26), that of gpu/ops.h token by token: a kernel of ours turns it. And for each key
- * it is told the first query that sees it no more, which another kernel finds from first_key. */
+ * FAILURES. A library that is not there, or has nothing for a shape, is none: own tiles do it. A
+ * call that fails while opening or preparing, or a check, is named in the numerics key, and own
+ * tiles do it, too; a call that fails at a launch ends the run. */
 #include "gpu/cuda/cuda_dnn.h"
 
 #include "base/sys.h"
-#include <math.h>
 #include <stdio.h>
 
 #define PLANS_N 64 /* shapes and directions; a model has some few */
@@ -28,17 +27,9 @@
 #endif
 #define PIECE_MOST_BYTES ((uint64_t)2 << 30) /* of the smallest possible piece: else own tiles */
 #define SCORES_TILE 128
-#define BF16_BYTES 2
-#define VECTOR_ELEMENTS 8 /* heads and strides are multiples of it: 16 bytes */
 #define HEAD_DIM_MOST 256 /* whether more than 128 can be had the library says */
 
 #define FAILED_BYTES 48
-
-struct dnn_entry {
-    struct dnn_shape key; /* whole */
-    struct dnn_shape piece;
-    struct dnn_plan plan;
-};
 
 struct cuda_dnn {
     struct dnn_table t;
@@ -53,9 +44,9 @@ struct cuda_dnn {
 /* --- opening ---------------------------------------------------------------------------------- */
 
 /* The first failure, as "call:status". */
-static void keep_failure(char failed[FAILED_BYTES], const char *call, cudnnStatus_t st)
+static void keep_failure(char failed[FAILED_BYTES], const char *call, int status)
 {
-    if (!failed[0]) snprintf(failed, FAILED_BYTES, "%s:%d", call, (int)st);
+    if (!failed[0]) snprintf(failed, FAILED_BYTES, "%s:%d", call, status);
 }
 
 void cuda_dnn_open(struct cuda_dev *h)
@@ -70,7 +61,7 @@ void cuda_dnn_open(struct cuda_dev *h)
     d->version = d->t.cudnnGetVersion();
     const cudnnStatus_t st = d->t.cudnnCreate(&d->handle);
     if (st != CUDNN_STATUS_SUCCESS) {
-        keep_failure(d->failed, "cudnnCreate", st);
+        keep_failure(d->failed, "cudnnCreate", (int)st);
         d->handle = NULL;
     }
     h->dnn = d;
@@ -131,7 +122,7 @@ void cuda_dnn_numerics(const struct cuda_dev *h, char text[CUDA_DNN_TEXT_BYTES])
 
 /* --- shapes ---------------------------------------------------------------------------------- */
 
-static bool multiple(uint64_t x, uint64_t of) { return x % of == 0; }
+static bool vectors(uint64_t elements) { return elements % DNN_VECTOR_ELEMENTS == 0; }
 
 /* By arguments and card alone, before the library is asked. Where gradients are wide, products in
  * f32 were asked for: own tiles have that. Of a single token there is no backward. */
@@ -139,9 +130,8 @@ static bool possible(const struct cuda_dev *h, const struct ops_attention *a)
 {
     return h->bf16_products && a->at == OPS_BF16 && !a->grad_wide && a->seq > 1 &&
            a->seq <= INT32_MAX && a->head_dim <= HEAD_DIM_MOST &&
-           multiple(a->head_dim, VECTOR_ELEMENTS) && multiple(a->q_stride, VECTOR_ELEMENTS) &&
-           multiple(a->k_stride, VECTOR_ELEMENTS) && multiple(a->v_stride, VECTOR_ELEMENTS) &&
-           multiple(a->o_stride, VECTOR_ELEMENTS);
+           vectors(a->head_dim) && vectors(a->q_stride) && vectors(a->k_stride) &&
+           vectors(a->v_stride) && vectors(a->o_stride);
 }
 
 static struct dnn_shape shape_of(const struct ops_attention *a, bool backward)
@@ -172,7 +162,7 @@ static int64_t fitting(int64_t n, uint64_t each, uint64_t limit)
 static bool piece_of(const struct dnn_shape *s, struct dnn_shape *piece)
 {
     const uint64_t side = ((uint64_t)s->seq + SCORES_TILE - 1) / SCORES_TILE * SCORES_TILE,
-                   head = side * side * BF16_BYTES, group = (uint64_t)(s->heads / s->kv_heads);
+                   head = side * side * DNN_BF16_BYTES, group = (uint64_t)(s->heads / s->kv_heads);
     *piece = *s;
     if (!s->backward) return true;
     piece->n_seq = fitting(s->n_seq, head * (uint64_t)s->heads, CUDA_DNN_PIECE_BYTES);
@@ -190,8 +180,27 @@ static struct dnn_entry *find(struct cuda_dnn *d, const struct dnn_shape *s)
     return NULL;
 }
 
+/* What one check is for: engines are of a size of heads, grouped or not, and a direction. */
+static bool same_kind(const struct dnn_shape *a, const struct dnn_shape *b)
+{
+    return a->head_dim == b->head_dim && a->backward == b->backward &&
+           (a->heads == a->kv_heads) == (b->heads == b->kv_heads);
+}
+
+/* Under the lock. Keeps a failure, or that its numbers are wrong. */
+static bool good(struct cuda_dev *h, struct cuda_dnn *d, struct dnn_entry *e)
+{
+    struct dnn_verdict v = { .call = "check" };
+    for (uint32_t i = 0; i + 1 < d->n; i++)
+        if (d->entry[i].checked && same_kind(&d->entry[i].key, &e->key)) return d->entry[i].good;
+    e->checked = true;
+    e->good = dnn_check(h, &d->t, d->handle, &e->key, &v);
+    if (!e->good) keep_failure(d->failed, v.call, v.status);
+    return e->good;
+}
+
 /* Under the lock. A full table: own tiles for what comes later. */
-static struct dnn_entry *prepare(struct cuda_dnn *d, const struct dnn_shape *s)
+static struct dnn_entry *prepare(struct cuda_dev *h, struct cuda_dnn *d, const struct dnn_shape *s)
 {
     const struct dnn_card card = { .handle = d->handle };
     struct dnn_entry *e = find(d, s);
@@ -201,8 +210,8 @@ static struct dnn_entry *prepare(struct cuda_dnn *d, const struct dnn_shape *s)
     if (!piece_of(s, &e->piece)) return e;
     dnn_plan_make(&e->plan, &d->t, &card, &e->piece);
     if (e->plan.g.st != CUDNN_STATUS_SUCCESS)
-        keep_failure(d->failed, e->plan.g.call, e->plan.g.st);
-    if (!e->plan.plan) dnn_plan_free(&e->plan);
+        keep_failure(d->failed, e->plan.g.call, (int)e->plan.g.st);
+    if (!e->plan.plan || !good(h, d, e)) dnn_plan_free(&e->plan);
     return e;
 }
 
@@ -212,7 +221,7 @@ bool cuda_dnn_takes(struct cuda_job *j, const struct ops_attention *a, bool back
     if (!d || !d->handle || !possible(j->h, a)) return false;
     const struct dnn_shape s = shape_of(a, backward);
     pthread_mutex_lock(&d->lock);
-    const struct dnn_entry *e = j->dry ? prepare(d, &s) : find(d, &s);
+    const struct dnn_entry *e = j->dry ? prepare(j->h, d, &s) : find(d, &s);
     const bool takes = e && e->plan.plan;
     pthread_mutex_unlock(&d->lock);
     return takes;
@@ -220,127 +229,11 @@ bool cuda_dnn_takes(struct cuda_job *j, const struct ops_attention *a, bool back
 
 /* --- launching -------------------------------------------------------------------------------- */
 
-/* Scratch of one piece. */
-struct dnn_scratch {
-    float *stats, *sum;
-    int32_t *end;
-    void *workspace;
-};
-
-static struct dnn_scratch take(struct cuda_job *j, const struct dnn_entry *e)
-{
-    const struct dnn_shape *p = &e->piece;
-    const uint64_t tokens = (uint64_t)(p->n_seq * p->seq), rows = tokens * (uint64_t)p->heads;
-    struct dnn_scratch c = { .stats = NULL };
-    c.stats = cuda_take(j, rows * sizeof(float));
-    c.end = cuda_take(j, tokens * sizeof(int32_t));
-    if (p->backward) c.sum = cuda_take(j, rows * sizeof(float));
-    if (e->plan.workspace_bytes) c.workspace = cuda_take(j, e->plan.workspace_bytes);
-    return c;
-}
-
-static bool aligned(const struct ops_attention *a, bool backward)
-{
-    const void *const p[] = { a->q, a->k, a->v, a->o, backward ? a->d_o : NULL,
-                              backward ? a->dq : NULL, backward ? a->dk : NULL,
-                              backward ? a->dv : NULL };
-    for (size_t i = 0; i < sizeof p / sizeof p[0]; i++)
-        if ((uintptr_t)p[i] % (VECTOR_ELEMENTS * BF16_BYTES)) return false;
-    return true;
-}
-
-static void *past(const void *p, int64_t elements)
-{
-    return (uint8_t *)(uintptr_t)p + elements * BF16_BYTES;
-}
-
-/* Where a piece begins. */
-struct dnn_begin {
-    int64_t token, head, kv_head;
-};
-
-static void run_plan(struct cuda_job *j, const struct dnn_entry *e, const struct ops_attention *a,
-                     const struct dnn_scratch *c, const struct dnn_begin *b)
-{
-    struct cuda_dnn *d = j->h->dnn;
-    const struct dnn_shape *s = &e->key;
-    const int64_t q = b->token * s->q_stride + b->head * s->head_dim,
-                  k = b->token * s->k_stride + b->kv_head * s->head_dim,
-                  v = b->token * s->v_stride + b->kv_head * s->head_dim,
-                  o = b->token * s->o_stride + b->head * s->head_dim;
-    float scale = a->scale, masked = -INFINITY, one = 1;
-    const char *call = "cudnnSetStream";
-    void *memory[DNN_UIDS] = { NULL };
-    memory[DNN_Q] = past(a->q, q);
-    memory[DNN_K] = past(a->k, k);
-    memory[DNN_V] = past(a->v, v);
-    memory[DNN_O] = past(a->o, o);
-    memory[DNN_STATS] = c->stats;
-    memory[DNN_END] = c->end;
-    memory[DNN_SCALE] = &scale;
-    memory[DNN_MASKED] = &masked;
-    if (s->backward) {
-        memory[DNN_DO] = past(a->d_o, o);
-        memory[DNN_DQ] = past(a->dq, q);
-        memory[DNN_DK] = past(a->dk, k);
-        memory[DNN_DV] = past(a->dv, v);
-        memory[DNN_SUM] = c->sum;
-        memory[DNN_ONE] = &one;
-    }
-    cudnnStatus_t st = d->t.cudnnSetStream(d->handle, j->s->queue);
-    if (st == CUDNN_STATUS_SUCCESS)
-        st = dnn_plan_run(&e->plan, d->handle, memory, c->workspace, &call);
-    if (st == CUDNN_STATUS_SUCCESS) return;
-    char text[CUDA_WHERE_BYTES];
-    j->st = stk_error_set(j->err, STK_ERR_DEVICE, 0,
-                          "device cuda: %s failed with status %d (%s) (stream %s: %s); it may be "
-                          "the first to tell of work queued earlier",
-                          call, (int)st, d->t.cudnnGetErrorString(st), j->s->base.name,
-                          cuda_cmd_text(j->cmd, text));
-}
-
-/* The piece that begins with a sequence and a key head; those of one sequence follow one another,
- * and have the same ends. */
-static void run_piece(struct cuda_job *j, const struct dnn_entry *e, const struct ops_attention *a,
-                      const struct dnn_scratch *c, int64_t seq, int64_t kv_head)
-{
-    const struct dnn_shape *s = &e->key, *p = &e->piece;
-    const struct dnn_begin b = { seq * s->seq, kv_head * (s->heads / s->kv_heads), kv_head };
-    float *lse = a->lse + b.token * s->heads + b.head;
-    struct cuda_attention_stats stats = { .n_seq = (uint64_t)p->n_seq,
-                                          .seq = a->seq,
-                                          .heads = (uint64_t)p->heads,
-                                          .token_heads = a->heads,
-                                          .by_head = s->backward,
-                                          .src = s->backward ? lse : c->stats,
-                                          .dst = s->backward ? c->stats : lse };
-    if (kv_head == 0)
-        cuda_job_check(j,
-                       cuda_attention_ends(j->s->queue, (uint64_t)p->n_seq, a->seq,
-                                           a->first_key + b.token, c->end),
-                       "kernel launch");
-    if (s->backward && j->st == STK_OK)
-        cuda_job_check(j, cuda_attention_stats(j->s->queue, &stats), "kernel launch");
-    if (j->st == STK_OK) run_plan(j, e, a, c, &b);
-    if (!s->backward && j->st == STK_OK)
-        cuda_job_check(j, cuda_attention_stats(j->s->queue, &stats), "kernel launch");
-}
-
 void cuda_dnn_attention(struct cuda_job *j, const struct ops_attention *a, bool backward)
 {
     struct cuda_dnn *d = j->h->dnn;
     const struct dnn_shape s = shape_of(a, backward);
     pthread_mutex_lock(&d->lock);
-    const struct dnn_entry *e = find(d, &s);
-    const struct dnn_scratch c = take(j, e);
-    if (!j->dry && j->st == STK_OK && !aligned(a, backward))
-        j->st = stk_error_set(j->err, STK_ERR_DEVICE, 0,
-                              "%s: q, k, v, o and their gradients must begin at multiples of 16 "
-                              "bytes",
-                              dev_cmd_name(j->cmd->kind));
-    if (!j->dry)
-        for (int64_t seq = 0; seq < s.n_seq; seq += e->piece.n_seq)
-            for (int64_t kv = 0; kv < s.kv_heads && j->st == STK_OK; kv += e->piece.kv_heads)
-                run_piece(j, e, a, &c, seq, kv);
+    dnn_run(j, find(d, &s), d->handle, a);
     pthread_mutex_unlock(&d->lock);
 }

@@ -112,4 +112,30 @@ void dnn_plan_free(struct dnn_plan *p);
 cudnnStatus_t dnn_plan_run(const struct dnn_plan *p, cudnnHandle_t handle,
                            void *const memory[DNN_UIDS], void *workspace, const char **call);
 
+/* --- one attention (cuda_dnn_run.c) ----------------------------------------------------------- */
+
+#define DNN_BF16_BYTES 2
+#define DNN_VECTOR_ELEMENTS 8 /* heads and strides are multiples of it: 16 bytes */
+
+struct dnn_entry {
+    struct dnn_shape key, piece; /* whole; what the plan is of */
+    struct dnn_plan plan;
+    bool checked, good;          /* was a check made for this entry, and how it went */
+};
+/* Takes the scratch of a job and, unless it is dry, launches. j->st says how it went. */
+void dnn_run(struct cuda_job *j, const struct dnn_entry *e, cudnnHandle_t handle,
+             const struct ops_attention *a);
+
+/* --- is it right here? (cuda_dnn_check.c) ----------------------------------------------------- */
+
+struct dnn_verdict {
+    const char *call; /* that failed; as given: none did, the numbers are wrong */
+    int status;
+};
+/* A small attention of heads like these in this direction: cuDNN's, twice, against own tiles on the
+ * card. true: near, and the same bits twice. Takes some MiB of the card's memory for its time, some
+ * seconds of compiling, and waits for the card. */
+bool dnn_check(struct cuda_dev *h, const struct dnn_table *t, cudnnHandle_t handle,
+               const struct dnn_shape *like, struct dnn_verdict *v);
+
 #endif

@@ -63,12 +63,17 @@ static int64_t read_values(struct dnn_graph *g, cudnnBackendDescriptor_t d,
     return n < most ? n : most;
 }
 
+/* Keeps a failure: an engine whose notes cannot be read is none. */
 static bool deterministic(struct dnn_graph *g, cudnnBackendDescriptor_t engine)
 {
     cudnnBackendNumericalNote_t note[NOTES_MOST] = { 0 };
-    const int64_t n = read_values(g, engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE,
-                                  CUDNN_TYPE_NUMERICAL_NOTE, NOTES_MOST, note);
-    for (int64_t i = 0; i < n; i++)
+    int64_t n = 0;
+    if (!dnn_good(g,
+                  g->t->cudnnBackendGetAttribute(engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE,
+                                                 CUDNN_TYPE_NUMERICAL_NOTE, NOTES_MOST, &n, note),
+                  "cudnnBackendGetAttribute", "an engine"))
+        return false;
+    for (int64_t i = 0; i < n && i < NOTES_MOST; i++)
         if (note[i] == CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC) return false;
     return true;
 }

@@ -142,11 +142,12 @@ static void on_card(const struct shape *p, const struct layout *l, uint64_t seed
     CHECK_OK(dev_reserve(r.d, l->at[PARTS], &arena, &r.err), &r.err);
     CHECK_OK(dev_host_register(r.d, image, l->at[PARTS], &r.err), &r.err);
     struct standin_counts before, after;
+    const uint64_t checked = standin_calls_of("cudnnBackendExecute");
     standin_counts_read(&before);
     CHECK_OK(run_on(r.s, p, l, arena, image, &r.err), &r.err);
     standin_counts_read(&after);
     CHECK(after.allocations == before.allocations);
-    *executed = standin_calls_of("cudnnBackendExecute");
+    *executed = standin_calls_of("cudnnBackendExecute") - checked;
     dev_caps_read(r.d, &caps);
     memcpy(key, caps.numerics, 160);
     RIG_CLOSE(&r);
@@ -254,6 +255,57 @@ TEST(cuda_dnn_calls_that_fail_are_named)
             RIG_CLOSE(&r);
             free(image);
         }
+}
+
+/* Any call while opening and preparing: nothing leaks, nobody waits for ever, and what is computed is right. */
+TEST(cuda_dnn_any_call_may_fail_in_prepare_mode)
+{
+    const struct shape *s = &shapes[1];
+    const struct layout l = layout_of(s);
+    uint64_t n = 1 + test_seed() % 97, tried = 0, tiles = 0;
+    for (bool more = true; more; n += 97, tried++) {
+        struct rig r;
+        struct dev_caps caps;
+        uint64_t scratch;
+        const struct ops_attention a = attention_of(s, &l, NULL);
+        rig_world(&r, EXEC_SIM, test_seed(), (struct standin_cfg){ 0 });
+        standin_fail(NULL, n, cudaErrorUnknown);
+        stk_status st = rig_device(&r, DEV_MATMUL_AUTO, 0);
+        if (st == STK_OK) {
+            dev_prepare_begin(r.d);
+            st = ops_attention_forward(r.s, &a, &r.err);
+            if (st == STK_OK) st = ops_attention_backward(r.s, &a, &r.err);
+            if (dev_prepare_end(r.d, &scratch, &r.err) != STK_OK && st == STK_OK) st = STK_ERR_DEVICE;
+            dev_caps_read(r.d, &caps);
+            tiles += strstr(caps.numerics, "attention=tiles") != NULL || strchr(strstr(caps.numerics, "attention="), ',') != NULL;
+        }
+        more = standin_failed_call() != NULL;
+        CHECK(more || st == STK_OK);
+        CHECK(st == STK_OK || (r.err.code != STK_OK && strstr(r.err.text, standin_failed_call())));
+        RIG_CLOSE(&r);
+    }
+    printf("# %d of some thousand calls, own tiles after %d of them\n", (int)tried, (int)tiles);
+    CHECK(tried > 10 && tiles > tried / 2);
+}
+
+/* A library whose numbers are wrong here, or differ from run to run, is not used, and the key says so. */
+TEST(cuda_dnn_wrong_results_are_found_before_a_run)
+{
+    const struct shape *s = &shapes[1];
+    const struct layout l = layout_of(s);
+    for (int how = STANDIN_DNN_RIGHT; how <= STANDIN_DNN_LOOSE; how++) {
+        struct rig r;
+        struct dev_caps caps;
+        rig_world(&r, EXEC_SIM, test_seed(), (struct standin_cfg){ 0 });
+        standin_dnn((enum standin_dnn)how);
+        CHECK_OK(rig_device(&r, DEV_MATMUL_AUTO, 0), &r.err);
+        prepare(&r, s, &l);
+        dev_caps_read(r.d, &caps);
+        printf("# %s\n", strstr(caps.numerics, "attention="));
+        CHECK((strstr(caps.numerics, "attention=tiles,check:0") != NULL) == (how != STANDIN_DNN_RIGHT));
+        CHECK((strstr(caps.numerics, "attention=cudnn91900-") != NULL) == (how == STANDIN_DNN_RIGHT));
+        RIG_CLOSE(&r);
+    }
 }
 
 /* --- the stand-in's own rules */

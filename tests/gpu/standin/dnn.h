@@ -28,7 +28,8 @@ struct dnn_job {
     std::map<int64_t, void *> memory;
     std::map<int64_t, float> value; /* of tensors by value, read when the job was queued */
     char *workspace = nullptr;
-    uint64_t workspace_bytes = 0, noise = 0; /* noise: of an engine that is not deterministic */
+    uint64_t workspace_bytes = 0;
+    float factor = 1; /* of all results: not 1 where they are to be wrong */
 };
 /* Why the program cannot be: NULL, or a sentence. */
 const char *dnn_program_check(const dnn_program &p);
@@ -36,5 +37,6 @@ uint64_t dnn_program_flops(const dnn_program &p);
 void dnn_job_effect(card_op &op, const dnn_job &j);
 
 uint64_t dnn_live(void);
+void dnn_reset(void);
 
 #endif

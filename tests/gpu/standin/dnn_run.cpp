@@ -257,8 +257,7 @@ void dnn_job_effect(card_op &op, const dnn_job &j)
     for (auto &x : a) {
         const dnn_tensor &t = *x.second.t;
         if (t.is_virtual || !is_written(j.p, x.first)) continue;
-        if (j.noise)
-            for (float &v : x.second.v) v *= 1 + (float)(j.noise % 7) * 0x1p-6f;
+        for (float &v : x.second.v) v *= j.factor;
         if (!store(op, t, static_cast<char *>(j.memory.at(x.first)), x.second)) return;
     }
 }

@@ -93,6 +93,9 @@ const char *standin_finding(uint64_t i);
 void standin_fail(const char *call, uint64_t n, int error);
 /* The n-th kernel or product that is run from now on fails with `error`: sticky from there. */
 void standin_fail_kernel(uint64_t n, int error);
+/* cuDNN's results from now on, until standin_close: right; a quarter too large; other bits at each run. */
+enum standin_dnn { STANDIN_DNN_RIGHT, STANDIN_DNN_WRONG, STANDIN_DNN_LOOSE };
+void standin_dnn(enum standin_dnn how);
 /* The name of the call that standin_fail has hit last; NULL: none yet. */
 const char *standin_failed_call(void);
 int standin_sticky(void); /* the sticky cudaError_t, 0: none */

@@ -80,6 +80,7 @@ void trace_hash_bytes(const void *p, uint64_t n) { hash = mix(hash, p, n); }
 
 void trace_reset(void)
 {
+    dnn_reset();
     findings.clear();
     memset(found, 0, sizeof found);
     ops.clear();
