@@ -129,18 +129,22 @@ uint32_t acts_estimate(const stk_engine *e, uint64_t room)
     return n;
 }
 
-const char *acts_text(const struct eng_placement *pl, char *buf, size_t size)
+const char *acts_text(const stk_engine *e, const struct eng_placement *pl, char *buf, size_t size)
 {
     static const char *const name[PLAN_ACT_N] = { "kept", "recomputed", "offloaded to host",
                                                   "offloaded to nvme" };
     size_t at = 0;
+    uint32_t left = acts_positions(e); /* keep:9 of a model of one block is all there is */
     buf[0] = '\0';
     for (int p = 0; p < PLAN_ACT_N; p++) {
-        if (pl->act_last[p] == 0 || at >= size) continue;
+        uint32_t n = pl->act_last[p] < left ? pl->act_last[p] : left;
+        if (n == 0 || at >= size) continue;
+        left -= n;
         const char *form = at ? "%u before them %s, "
-                           : pl->act_last[p] > 1 ? "%u last blocks %s, " : "%u last block %s, ";
-        at += (size_t)snprintf(buf + at, size - at, form, pl->act_last[p], name[p]);
+                           : n > 1 ? "%u last blocks %s, " : "%u last block %s, ";
+        at += (size_t)snprintf(buf + at, size - at, form, n, name[p]);
     }
-    if (at < size) snprintf(buf + at, size - at, "%s%s", at ? "the others " : "", name[pl->act]);
+    if (left == 0 && at > 2 && at < size) buf[at - 2] = '\0';
+    else if (at < size) snprintf(buf + at, size - at, "%s%s", at ? "the others " : "", name[pl->act]);
     return buf;
 }

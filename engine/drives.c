@@ -16,6 +16,7 @@
 #include <math.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #define SECOND_NS 1000000000ull
 #define MUCH_BYTES (4ull << 30)          /* moved by a step: then rates are worth a second */
@@ -61,6 +62,22 @@ static bool same_drive(const struct drive_facts *a, const struct drive_facts *b)
 {
     if (a->under[0] && b->under[0]) return strcmp(a->under, b->under) == 0;
     return a->device_id == b->device_id;
+}
+
+stk_status drives_check_folders(stk_engine *e)
+{
+    if (e->cfg.storage == STK_STORAGE_SIM) return STK_OK;
+    for (uint32_t i = 0; i < e->n_paths; i++) {
+        if (access(e->paths[i], F_OK) != 0)
+            return stk_error_set(&e->err, STK_ERR_IO, errno, "--nvme %s: %s; make the folder first",
+                                 e->paths[i], strerror(errno));
+        if (access(e->paths[i], W_OK | X_OK) != 0)
+            return stk_error_set(&e->err, STK_ERR_IO, errno,
+                                 "--nvme %s: not writable by this user (%s); choose a folder that "
+                                 "is, or change its permissions",
+                                 e->paths[i], strerror(errno));
+    }
+    return STK_OK;
 }
 
 stk_status drives_find(stk_engine *e)

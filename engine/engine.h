@@ -397,11 +397,12 @@ bool acts_on_nvme(const struct eng_placement *pl);
 uint64_t acts_nvme_bytes(const stk_engine *e);  /* extents of the placement in e->pplaces */
 uint32_t acts_extents(const stk_engine *e, uint32_t first); /* numbers them; how many */
 /* "kept", "8 last blocks kept, the others recomputed" */
-const char *acts_text(const struct eng_placement *pl, char *buf, size_t size);
+const char *acts_text(const stk_engine *e, const struct eng_placement *pl, char *buf, size_t size);
 /* How many of the last positions' full sets `room` holds, beside one that is there anyway. */
 uint32_t acts_estimate(const stk_engine *e, uint64_t room);
 
 /* --- drives.c: what is known about the drives; application's thread --------------------------- */
+stk_status drives_check_folders(stk_engine *e); /* they are there and may be written */
 stk_status drives_find(stk_engine *e);          /* facts and given weights; also for a dry seal */
 stk_status drives_check_room(stk_engine *e);    /* STK_ERR_NOSPACE with the numbers */
 stk_status drives_measure(stk_engine *e);       /* [waits] as cfg.measure_ns says; weights */

@@ -214,6 +214,7 @@ stk_status stk_machine_measure(stk_engine *e, stk_machine *out)
     stk_error_clear(&e->err);
     if (eng_state(e) != ENG_DESCRIBE || exec_kind_of(e->ex) == EXEC_SIM)
         return eng_refuse_state(e, "stk_machine_measure", "before stk_seal, not in simulation");
+    STK_TRY(drives_check_folders(e)); /* the seal would refuse them, seconds later */
     STK_TRY(dev_matmul_rate(e->dev, &e->err));
     dev_caps_read(e->dev, &e->caps);
     struct bench b = { .e = e, .n = model_elems(e) };

@@ -589,7 +589,7 @@ stk_status place_choose(stk_engine *e, uint64_t host_limit, uint64_t device_limi
              "placement: parameters %s, optimizer state %s, gradients %s, activations %s "
              "(host %s, device %s)",
              pl.param ? "nvme" : "host", pl.opt ? "nvme" : "host", pl.grad ? "nvme" : "host",
-             acts_text(&pl, acts, sizeof acts), mem_size_format(pl.host_bytes, a),
+             acts_text(e, &pl, acts, sizeof acts), mem_size_format(pl.host_bytes, a),
              mem_size_format(pl.device_bytes, b));
     cache_note(e, &pl);
     mode_note(e, &pl);

@@ -146,24 +146,9 @@ static void on_io(void *engine)
     run_pump(e);
 }
 
-static stk_status check_folders(stk_engine *e)
-{
-    for (uint32_t i = 0; i < e->n_paths; i++) {
-        if (access(e->paths[i], F_OK) != 0)
-            return stk_error_set(&e->err, STK_ERR_IO, errno, "--nvme %s: %s; make the folder first",
-                                 e->paths[i], strerror(errno));
-        if (access(e->paths[i], W_OK | X_OK) != 0)
-            return stk_error_set(&e->err, STK_ERR_IO, errno,
-                                 "--nvme %s: not writable by this user (%s); choose a folder that "
-                                 "is, or change its permissions",
-                                 e->paths[i], strerror(errno));
-    }
-    return STK_OK;
-}
-
 static stk_status check_disk(stk_engine *e)
 {
-    if (e->cfg.storage != STK_STORAGE_SIM) STK_TRY(check_folders(e));
+    STK_TRY(drives_check_folders(e));
     STK_TRY(drives_find(e));
     return drives_check_room(e);
 }

@@ -40,7 +40,8 @@ struct dev_stream;
 
 enum dev_kind { DEV_HOST, DEV_HOST_DISCRETE, DEV_SIM, DEV_CUDA };
 enum dev_matmul {
-    DEV_MATMUL_AUTO /* measured once at dev_open; DEV_CUDA: bf16 where the card has it (8.0) */,
+    DEV_MATMUL_AUTO, /* bf16 where the processor has AMX, else measured once at dev_open; DEV_CUDA: bf16
+                      * where the card has it (8.0) */
     DEV_MATMUL_F32,
     DEV_MATMUL_BF16
 };
@@ -80,8 +81,8 @@ struct dev_caps {
     uint64_t memory_bytes;      /* capacity of the device's own memory, UINT64_MAX: the host's */
     uint32_t align_bytes;       /* of buffers: 64 on the host, 256 elsewhere */
     enum dev_matmul matmul;     /* what was chosen: F32 or BF16 */
-    double matmul_flops_per_s;  /* of the chosen arithmetic: measured at open where it had to be
-                                 * chosen (auto), else 0 before dev_matmul_rate */
+    double matmul_flops_per_s;  /* of the chosen arithmetic: measured at open where measuring
+                                 * chose it (auto), else 0 before dev_matmul_rate */
     uint32_t compute_threads;
     uint64_t library_bytes; /* host memory that the device's libraries take by themselves while
                              * operations run, beyond scratch; an estimate from the shapes seen in

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 static _Atomic bool stop_asked;
-static const char *stop_text = "stopping"; /* before the handlers are there */
+static const char *_Atomic stop_text = "stopping"; /* before the handlers are there */
 
 static bool put(const char *text) { return write(STDERR_FILENO, text, strlen(text)) >= 0; }
 
@@ -15,13 +15,15 @@ static void on_signal(int number)
 {
     (void)number;
     if (atomic_exchange(&stop_asked, true)) _exit(130);
-    if (put("\nstoker: ") && put(stop_text) && put("; a second signal ends at once\n")) return;
+    if (put("\nstoker: ") && put(atomic_load(&stop_text)) && put("; a second signal ends at once\n")) return;
 }
+
+void signals_doing(const char *doing) { atomic_store(&stop_text, doing); }
 
 const _Atomic bool *signals_install(const char *doing)
 {
     struct sigaction act;
-    stop_text = doing;
+    signals_doing(doing);
     memset(&act, 0, sizeof act);
     act.sa_handler = on_signal;
     act.sa_flags = SA_RESTART;

@@ -10,6 +10,7 @@
 /* `doing` is said at the first signal ("stopping after this step"); kept. Returns the flag that it
  * sets. */
 const _Atomic bool *signals_install(const char *doing);
+void signals_doing(const char *doing); /* from now on; kept */
 bool signals_stop(void); /* a signal has come */
 
 #endif

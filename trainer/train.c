@@ -146,6 +146,7 @@ static stk_status run_steps(struct train *t, uint64_t first, struct stk_error *e
         printf("stopped before the first step: nothing was written\n");
         return STK_OK;
     }
+    signals_doing("the last step is done, the run ends by itself");
     train_save_wait(t);
     STK_TRY(train_export(t, err));
     train_durable_end(t);

@@ -26,7 +26,9 @@ static const struct dev_model host_default_model = { .flops_per_s = 100e12,
 
 struct probe { uint64_t rows, k, n; int runs_min, runs_max; uint64_t limit_ns; };
 /* The choice is part of the numerics key, so it must come out the same in every run on one machine,
- * busy or not: the best of several products each, and bf16 only where it is clearly faster. */
+ * busy or not: the best of several products each, and bf16 only where it is clearly faster. On AMX tiles
+ * bf16 is five times as fast, so nothing is measured there: a machine full of others' work once made f32
+ * win, and the next run's bits were others. */
 #define PROBE_CLEARLY 1.2
 #define PROBE_SCRATCH_BYTES (32u << 20)
 static const struct probe probe_choose = { 512, 1024, 1024, 6, 12, 100000000 },
@@ -116,6 +118,8 @@ static stk_status host_choose_matmul(struct host_dev *h, enum dev_matmul asked,
                                      struct stk_error *err)
 {
     bool simulated = exec_kind_of(h->base.ex) == EXEC_SIM;
+    if (asked == DEV_MATMUL_AUTO && !simulated && !h->plan_only && host_attention_amx_possible())
+        asked = DEV_MATMUL_BF16;
     if (h->plan_only) h->ctx.bf16_products = asked == DEV_MATMUL_BF16;
     else if (!simulated || asked == DEV_MATMUL_BF16)
         STK_TRY(host_measure(h, asked, asked == DEV_MATMUL_AUTO ? &probe_choose : &probe_works,

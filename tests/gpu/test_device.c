@@ -27,6 +27,7 @@ TEST(device_caps_and_numerics_key)
                       (struct dev_cfg){
                           .kind = DEV_HOST, .matmul = DEV_MATMUL_AUTO, .compute_threads = 1 }),
              &r.err);
+    CHECK_OK(dev_matmul_rate(r.d, &r.err), &r.err);
     dev_caps_read(r.d, &c);
     printf("# %s, %.1f GFLOP/s\n", c.numerics, c.matmul_flops_per_s / 1e9);
     CHECK(c.kind == DEV_HOST && c.host_in_place && !c.modelled_time &&
