@@ -17,8 +17,9 @@ static void *dnn_load(void)
                                          "/usr/local/cuda/lib64/" DNN_NAME(CUDNN_MAJOR),
                                          "/usr/local/cuda/lib/" DNN_NAME(CUDNN_MAJOR) };
     void *library = NULL;
+    /* NODELETE: it loads parts of its own that stay, and registers kernels with the runtime. */
     for (size_t i = 0; i < sizeof where / sizeof where[0] && !library; i++)
-        library = dlopen(where[i], RTLD_NOW | RTLD_LOCAL);
+        library = dlopen(where[i], RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     return library;
 }
 
