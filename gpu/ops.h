@@ -137,8 +137,9 @@ stk_status ops_rope(struct dev_stream *s, const struct ops_rope *a, struct stk_e
 
 /* --- causal attention, grouped-query, blocked: no T x T matrix (Dao 2022, FlashAttention)
  * ----------------------------------- Row t of a sequence attends to keys j with first_key[t] <= j
- * <= t, both counted inside the sequence; first_key carries sliding window and document boundaries.
- * o[t] = softmax(scale * q k^T) v. lse[tokens, heads]: log-sum-exp rows, kept for the backward. */
+ * <= t, both counted inside the sequence; first_key carries sliding window and document boundaries,
+ * and so never falls from a token of a sequence to the next. o[t] = softmax(scale * q k^T) v.
+ * lse[tokens, heads]: log-sum-exp rows, kept for the backward. */
 struct ops_attention {
     uint64_t n_seq, seq, heads, kv_heads, head_dim;
     uint64_t q_stride, k_stride, v_stride, o_stride; /* elements from token to token */

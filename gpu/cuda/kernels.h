@@ -40,10 +40,23 @@ cudaError_t cuda_rmsnorm_backward(cudaStream_t s, const struct ops_rmsnorm *a);
 
 cudaError_t cuda_rope(cudaStream_t s, const struct ops_rope *a);
 
-/* Attention by own tiles, for what cuDNN does not have: any head_dim up to 256, any first_key. */
+/* Attention by own tiles, for what cuDNN does not have: any head_dim up to 256, any type. */
 uint64_t cuda_attention_scratch(const struct ops_attention *a, bool backward);
 cudaError_t cuda_attention_forward(cudaStream_t s, const struct ops_attention *a);
 cudaError_t cuda_attention_backward(cudaStream_t s, const struct ops_attention *a);
+
+/* For the library's attention. end[i] of key j: the first query t > j of its sequence with
+ * first_key[t] > j, seq where there is none. */
+cudaError_t cuda_attention_ends(cudaStream_t s, uint64_t n_seq, uint64_t seq, const int32_t *first_key, int32_t *end);
+/* Log-sum-exp of some heads from [n_seq][seq][token_heads] (gpu/ops.h; the pointer is at the first of
+ * them) to [n_seq][heads][seq] with by_head, else back. */
+struct cuda_attention_stats {
+    uint64_t n_seq, seq, heads, token_heads;
+    bool by_head;
+    const float *src;
+    float *dst;
+};
+cudaError_t cuda_attention_stats(cudaStream_t s, const struct cuda_attention_stats *a);
 
 cudaError_t cuda_swiglu_forward(cudaStream_t s, const struct ops_swiglu *a);
 cudaError_t cuda_swiglu_backward(cudaStream_t s, const struct ops_swiglu *a);

@@ -13,7 +13,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#ifdef TOY_TINY /* by who includes this and runs thousands */
+enum { TOY_VOCAB = 61, TOY_HIDDEN = 64, TOY_ROWS = 8 };
+#else
 enum { TOY_VOCAB = 211, TOY_HIDDEN = 64, TOY_ROWS = 24 };
+#endif
 
 struct toy {
     stk_config cfg;

@@ -45,6 +45,9 @@ struct block_start { uint32_t serial; uint3 index; };
 /* The launch that runs, and its current block. */
 cuda_thread threads[SIMT_BLOCK_MAX];
 uint32_t knows[SIMT_BLOCK_MAX][32]; /* of each thread: simt_where.knows */
+/* Lanes of a warp that wait in one operation; mixed: lanes of this block's warp wait in several, all are looked at. */
+struct warp_wait { enum simt_warp_kind kind; unsigned mask, came; bool mixed; };
+warp_wait warps[SIMT_BLOCK_MAX / 32];
 uint32_t thread_count, ended_count, at_barrier;
 uint32_t ready[SIMT_BLOCK_MAX], ready_count;
 cuda_thread *current;
@@ -202,7 +205,8 @@ void run_block(uint64_t index)
         threads[t].fiber = nullptr;
         threads[t].clock = 1;
     }
-    memset(knows, 0, thread_count * sizeof knows[0]);
+    if (memory_checked()) memset(knows, 0, thread_count * sizeof knows[0]);
+    memset(warps, 0, sizeof warps);
     for (uint32_t t = thread_count; t-- > 0;) make_ready(t);
     memory_block_begin();
     go(nullptr, take_ready());
@@ -371,6 +375,18 @@ bool all_came(uint32_t warp_first)
     return all;
 }
 
+/* The same, and counted where all wait in one operation; the first one's look finds what can never be. */
+bool last_to_come(uint32_t warp_first)
+{
+    warp_wait &w = warps[warp_first / 32];
+    if (w.came == 0) w.kind = current->kind, w.mask = current->mask;
+    w.mixed |= w.kind != current->kind || w.mask != current->mask;
+    if (w.mixed) return all_came(warp_first);
+    bool all = w.came++ == 0 ? all_came(warp_first) : w.came == (unsigned)__builtin_popcount(w.mask);
+    if (all) w.came = 0;
+    return all;
+}
+
 void exchange(uint32_t warp_first, unsigned mask)
 {
     uint64_t ballot = 0;
@@ -405,7 +421,7 @@ extern "C" uint64_t simt_warp(enum simt_warp_kind kind, unsigned mask, uint64_t 
     if (width < 1 || width > 32 || (width & (width - 1)))
         exec_fail(SIMT_WARP, current->pc, "calls %s with width %d; a power of two up to 32 is one", warp_name(kind), width);
     current->state = AT_WARP;
-    if (all_came(warp_first)) {
+    if (last_to_come(warp_first)) {
         exec_stats.warp_ops++;
         exchange(warp_first, mask);
         if (kind == SIMT_SYNCWARP) join_clocks(warp_first, mask);

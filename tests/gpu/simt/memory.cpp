@@ -215,6 +215,8 @@ void memory_access(uintptr_t p, size_t n, enum memory_kind k, const void *pc)
     if (simt_watch && !r->shared) simt_watch(reinterpret_cast<void *>(p), n, k != MEMORY_READ);
 }
 
+bool memory_checked(void) { return checks != 0; }
+
 void memory_block_begin(void)
 {
     if (!shared_known) know_shared();

@@ -64,6 +64,9 @@ void simt_seed(uint64_t seed);
  * unwritten until simt_written. */
 enum { SIMT_CHECK_BOUNDS = 1, SIMT_CHECK_UNWRITTEN = 2, SIMT_CHECK_RACES = 4, SIMT_CHECK_ALL = 7 };
 void simt_checks(unsigned checks);
+/* KERNELS WITHOUT CHECKS: a .cu file compiled with -DSIMT_PLAIN and without -fsanitize=... (simt_cu['plain'] in
+ * meson.build) makes none, whatever was asked for: its accesses are not seen, only barriers, warp operations and launches
+ * are judged. For runs of many steps over many seeds. Same bits. */
 
 /* --- device memory: what kernels may touch. Ranges do not overlap. */
 enum { SIMT_WRITTEN = 1 /* all of it has been written */, SIMT_READ_ONLY = 2 };

@@ -58,6 +58,7 @@ uint64_t exec_random(void);
 /* --- memory.cpp */
 enum memory_kind { MEMORY_READ, MEMORY_WRITE, MEMORY_ATOMIC };
 void memory_access(uintptr_t p, size_t bytes, enum memory_kind kind, const void *pc);
+bool memory_checked(void);     /* some check is made */
 void memory_block_begin(void); /* shared arrays become unwritten */
 void memory_block_end(void);
 void memory_forget_order(void); /* serial numbers begin anew */

@@ -66,7 +66,7 @@ cudaError_t error_of(enum simt_fault f)
 
 void launch_effect(card_op &op, const simt_launch *l)
 {
-    order_watch_begin();
+    if (!card.cfg.plain) order_watch_begin();
     simt_launch_run(l);
     if (simt_error_kind() == SIMT_NONE) return;
     trace_found(found_of(simt_error_kind()), "%s: %s", trace_describe(op).c_str(), simt_error());

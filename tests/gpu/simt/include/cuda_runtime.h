@@ -36,8 +36,10 @@ extern const dim3 blockDim, gridDim;
 constexpr int warpSize = 32;
 
 /* Compilers copy whole objects by calls that nobody wrote; for clang that is the only sign of such an access. To
- * the assembler these names are the checked ones, in this file. */
+ * the assembler these names are the checked ones, in this file. SIMT_PLAIN: nothing is checked (simt.h). */
+#ifndef SIMT_PLAIN
 asm("memcpy = simt_memcpy\n memmove = simt_memmove\n memset = simt_memset");
+#endif
 
 #define __syncthreads() simt_syncthreads(__FILE__, __LINE__)
 
