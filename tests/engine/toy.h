@@ -14,7 +14,7 @@
 #include <stdlib.h>
 
 #ifdef TOY_TINY /* by who includes this and runs thousands */
-enum { TOY_VOCAB = 61, TOY_HIDDEN = 64, TOY_ROWS = 8 };
+enum { TOY_VOCAB = 67, TOY_HIDDEN = 64, TOY_ROWS = 8 };
 #else
 enum { TOY_VOCAB = 211, TOY_HIDDEN = 64, TOY_ROWS = 24 };
 #endif

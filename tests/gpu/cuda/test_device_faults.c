@@ -81,7 +81,7 @@ static void script(struct run *t, uint64_t seed, uint64_t nth_call, uint64_t nth
 {
     struct rig *r = &t->r;
     memset(t, 0, sizeof *t);
-    rig_world(r, EXEC_SIM, seed, (struct standin_cfg){ 0 });
+    rig_world(r, EXEC_SIM, seed, (struct standin_cfg){ .plain = true });
     CHECK_OK(exec_lane_open(r->ex, "told", &t->lane, &r->err), &r->err);
     exec_task_init(&t->task, told, t);
     exec_event_init(r->ex, &t->told);

@@ -1,113 +1,153 @@
-/* tests/gpu/cuda/test_engine.c - the engine on the CUDA device on the stand-in: steps of the toy client have the same
- * bits under every order of streams that the stand-in chooses and every placement; nothing is found (races, freed or
- * unwritten memory), no copy is pageable, no call waits for the card in a step; copies and compute overlap in virtual
- * time. A planted mistake is found.
- *
- * The engine refuses `cuda` in simulation, as a card keeps its own time; the stand-in's does not. So it is asked for
- * host:discrete, and dev_open, wrapped, opens the card instead. */
-#include "tests/engine/world.h"
-#include "tests/gpu/cuda/device_rig.h"
+/* tests/gpu/cuda/test_engine.c - the engine on the CUDA device on the stand-in, with every access of every kernel
+ * checked: steps of the toy client have the same bits under every order of streams and every placement, nothing is
+ * found, no copy is pageable, no call waits for the card in a step. Planted mistakes are found: a wait for the card that is
+ * missing, memory of the card freed too early, host memory that is not pinned. Thousands of
+ * orders are test_engine_seeds.c's. */
+#include "tests/gpu/cuda/engine_rig.h"
 
 TEST_MAIN()
 
-static struct { uint64_t seed; bool unordered; } card_cfg;
+enum { STEPS = 3 };
 
-stk_status __real_dev_open(const struct dev_cfg *cfg, struct dev **out, struct stk_error *err);
-stk_status __wrap_dev_open(const struct dev_cfg *cfg, struct dev **out, struct stk_error *err);
-void __real_dev_close(struct dev *d);
-void __wrap_dev_close(struct dev *d);
-
-stk_status __wrap_dev_open(const struct dev_cfg *cfg, struct dev **out, struct stk_error *err)
-{
-    struct dev_cfg c = *cfg;
-    const struct standin_cfg s = { .mode = STANDIN_SIM, .seed = card_cfg.seed, .unordered = card_cfg.unordered,
-                                   .copy_in_bytes_per_s = 2e9, .copy_out_bytes_per_s = 2e9 };
-    c.kind = DEV_CUDA;
-    c.memory_bytes = 0;
-    if (!standin_open_sim(&s, cfg->ex)) abort();
-    return __real_dev_open(&c, out, err);
-}
-
-static struct seen {
-    uint64_t hash, found, pageable, overlap_in, overlap_out, left;
-} seen; /* of the last card that was closed */
-
-void __wrap_dev_close(struct dev *d)
-{
-    struct standin_counts c;
-    if (!d) return;
-    __real_dev_close(d);
-    standin_counts_read(&c);
-    seen = (struct seen){ .hash = standin_trace_hash(),
-                          .found = standin_found_any(),
-                          .pageable = c.copies_pageable,
-                          .overlap_in = standin_overlap_ns(STANDIN_LINK_IN, STANDIN_COMPUTE),
-                          .overlap_out = standin_overlap_ns(STANDIN_LINK_OUT, STANDIN_COMPUTE),
-                          .left = c.live_allocations + c.live_streams + c.live_events + c.live_registrations };
-    if (seen.found || seen.pageable) rig_show();
-    standin_close_sim();
-}
-
-struct variant {
-    const char *name;
-    stk_tier params, state, grads;
-    stk_act act;
-    stk_update update;
+static const struct { const char *name; struct placing p; } placings[] = {
+    { "host memory", RIG_PLACING_HOST },
+    { "update under the forward", { 2, 2, 2, STK_ACT_RECOMPUTE, STK_UPDATE_CHASE, 0, 2, true } },
+    { "state on NVMe", { 2, 3, 3, STK_ACT_HOST, STK_UPDATE_SPLIT, 1, 1, false } },
+    { "speculating", { 2, 2, 2, STK_ACT_KEEP, STK_UPDATE_SPECULATE, 0, 2, true } },
+    { "all on NVMe", { 3, 3, 3, STK_ACT_RECOMPUTE, STK_UPDATE_CHASE, 0, 2, true } },
 };
-static const struct variant variants[] = {
-    { "host memory", STK_TIER_HOST, STK_TIER_HOST, STK_TIER_HOST, STK_ACT_KEEP, STK_UPDATE_SERIAL },
-    { "update under the forward", STK_TIER_HOST, STK_TIER_HOST, STK_TIER_HOST, STK_ACT_RECOMPUTE, STK_UPDATE_CHASE },
-    { "state on NVMe", STK_TIER_HOST, STK_TIER_NVME, STK_TIER_NVME, STK_ACT_HOST, STK_UPDATE_SPLIT },
-    { "all on NVMe", STK_TIER_NVME, STK_TIER_NVME, STK_TIER_NVME, STK_ACT_RECOMPUTE, STK_UPDATE_CHASE },
-};
-enum { VARIANTS = sizeof variants / sizeof variants[0], STEPS = 3 };
+enum { PLACINGS = sizeof placings / sizeof placings[0] };
 
-static void train(const struct variant *v, uint64_t seed, uint64_t *hash, double *loss)
+/* The least device memory that takes the frugal placings: found once. */
+static uint64_t tight_bytes;
+
+struct outcome {
+    stk_status st;
+    uint64_t hash, pinning, waits; /* calls in the steps that must not be there */
+    char text[512];
+};
+
+static struct outcome train(const struct placing *p, uint64_t seed)
 {
     struct toy t;
+    struct outcome o = { 0 };
     struct standin_counts before, after;
-    toy_init(&t, 2, 2);
-    t.rows = 8;
-    t.cfg.params = v->params;
-    t.cfg.optimizer_state = v->state;
-    t.cfg.grads = v->grads;
-    t.cfg.activations = v->act;
-    t.cfg.update = v->update;
-    t.cfg.device = STK_DEVICE_HOST_DISCRETE;
-    t.cfg.simulate = true;
-    t.cfg.seed = seed;
-    t.cfg.nvme[0] = world_dir("nvme");
-    card_cfg.seed = seed;
-    RUN(&t, toy_open(&t));
-    RUN(&t, toy_fill(&t));
-    for (int i = 0; i < STEPS; i++) {
+    struct io_sim_cfg disk = rig_disk(seed);
+    rig_card.cfg.seed = seed;
+    rig_toy(&t, p, seed, &disk);
+    if (p->tight) t.cfg.device_memory = tight_bytes;
+    o.st = toy_open(&t);
+    if (o.st == STK_OK) o.st = toy_fill(&t);
+    for (int i = 0; o.st == STK_OK && i < STEPS; i++) {
         standin_counts_read(&before);
-        RUN(&t, toy_step(&t, 1e-3, NULL));
+        o.st = toy_step(&t, 1e-3, NULL);
         standin_counts_read(&after);
-        CHECK(after.synchronisations == before.synchronisations && after.allocations == before.allocations &&
-              after.registrations == before.registrations && after.device_synchronisations == 0);
+        o.waits += after.synchronisations - before.synchronisations + after.device_synchronisations;
+        o.pinning += after.allocations + after.registrations - before.allocations - before.registrations;
     }
-    *loss = t.last_loss;
-    RUN(&t, toy_hash(&t, hash));
+    if (o.st == STK_OK) o.st = toy_hash(&t, &o.hash);
+    snprintf(o.text, sizeof o.text, "%s", t.e ? stk_error_text(t.e) : "?");
     stk_close(t.e);
-    CHECK(seen.found == 0 && seen.pageable == 0 && seen.left == 0);
+    io_sim_disk_free(disk.disk);
+    return o;
 }
+
+static bool clean(const struct outcome *o)
+{
+    bool good = o->st == STK_OK && rig_seen.found == 0 && rig_seen.counts.copies_pageable == 0 && rig_seen.left == 0 &&
+                o->waits == 0 && o->pinning == 0;
+    if (!good)
+        printf("# %s: %s; found %d, pageable %d, left %d, waits %d, allocations %d\n", stk_status_name(o->st), o->text,
+               (int)rig_seen.found, (int)rig_seen.counts.copies_pageable, (int)rig_seen.left, (int)o->waits, (int)o->pinning);
+    return good;
+}
+
+static uint64_t want; /* the hash of every run */
 
 TEST(cuda_engine_same_bits_over_orders_and_placements)
 {
-    uint64_t first = 0, orders = 0, last = 0;
-    double loss = 0, first_loss = 0;
-    for (int v = 0; v < VARIANTS; v++)
-        for (uint64_t i = 0; i < test_share(6); i++) {
-            uint64_t hash = 0;
-            train(&variants[v], test_seed() + i * 7 + (uint64_t)v, &hash, &loss);
-            if (!first) first = hash, first_loss = loss;
-            CHECK(hash == first && loss == first_loss);
-            orders += seen.hash != last;
-            last = seen.hash;
-            if (i == 0)
-                printf("# %s: loss %.6f, compute beside copies in %.0f us, out %.0f us\n", variants[v].name, loss,
-                       (double)seen.overlap_in / 1e3, (double)seen.overlap_out / 1e3);
+    uint64_t orders = 0, last = 0;
+    tight_bytes = rig_tight(&placings[3].p, 2);
+    printf("# the frugal placings have %d KiB of the card\n", (int)(tight_bytes >> 10));
+    REQUIRE(tight_bytes > 0);
+    for (int v = 0; v < PLACINGS; v++)
+        for (uint64_t i = 0; i < test_share(getenv("STK_SOAK") ? 100 : 4); i++) {
+            rig_card_new(0, false);
+            struct outcome o = train(&placings[v].p, test_seed() + i * 7 + (uint64_t)v);
+            CHECK(clean(&o));
+            if (!want) want = o.hash;
+            if (o.hash != want) printf("# %s, seed %d: another hash\n", placings[v].name, (int)i);
+            CHECK(o.hash == want);
+            orders += rig_seen.hash != last;
+            last = rig_seen.hash;
         }
-    CHECK(first != 0 && orders > 2 && isfinite(loss));
+    CHECK(want != 0 && orders >= 2 * PLACINGS);
+}
+
+TEST(cuda_engine_same_bits_by_threads)
+{
+    for (uint64_t i = 0; i < test_share(4); i++) {
+        rig_card_new(0, false);
+        rig_card.cfg.mode = STANDIN_THREAD;
+        struct outcome o = train(&placings[i % 3].p, test_seed() + i);
+        CHECK(clean(&o) && o.hash == want);
+    }
+}
+
+/* --- planted ------------------------------------------------------------------------------------ */
+
+struct tally { uint64_t places, found, same, missed; };
+
+/* Each place (every `by`-th) of a mistake, once. Found: by a finding, or because the run failed. Missed: the bits are
+ * others and nobody says so. */
+static struct tally plant(enum standin_plant what, int v, uint64_t by)
+{
+    struct tally y = { 0 };
+    rig_card_new(0, false);
+    (void)train(&placings[v].p, test_seed());
+    y.places = rig_seen.places[what];
+    for (uint64_t n = 1; n <= y.places; n += by) {
+        rig_card_new(0, false);
+        rig_card.plant = what;
+        rig_card.plant_at = n;
+        struct outcome o = train(&placings[v].p, test_seed() + n);
+        bool found = rig_seen.found || rig_seen.counts.copies_pageable || o.st != STK_OK;
+        if (found && y.found++ == 0) printf("# %s\n", rig_seen.finding[0] ? rig_seen.finding : o.text);
+        if (!found && o.hash == want) y.same++;
+        if (!found && o.hash != want) {
+            y.missed++;
+            printf("# place %d: other bits, and nothing is found\n", (int)n);
+        }
+    }
+    printf("# %s: of %d places, every %d. tried: %d found, %d without effect, %d missed\n", placings[v].name, (int)y.places,
+           (int)by, (int)y.found, (int)y.same, (int)y.missed);
+    return y;
+}
+
+/* The engine's waits for the card are notifications (between two visits there is stream order alone): one that comes before
+ * the work in front of it is a wait that is missing, and a buffer given back too early. Notifications that only give slots of the
+ * queue back, or whose work was done anyway, have no effect. Waits of events are test_device.c's. */
+TEST(cuda_engine_a_removed_wait_is_found)
+{
+    uint64_t found = 0;
+    for (int v = 1; v < PLACINGS; v++) {
+        struct tally y = plant(STANDIN_PLANT_EARLY, v, getenv("STK_SOAK") ? 1 : test_brief() ? 97 : 37);
+        CHECK(y.places > 100 && y.missed == 0);
+        found += y.found;
+    }
+    CHECK(found > 0);
+}
+
+TEST(cuda_engine_memory_freed_early_is_found)
+{
+    struct tally y = plant(STANDIN_PLANT_FREE, 1, getenv("STK_SOAK") ? 7 : test_brief() ? 499 : 199);
+    CHECK(y.places > 1000 && y.found > 0 && y.missed == 0 && y.same <= 1); /* the last operation of a run may need it no more */
+}
+
+TEST(cuda_engine_pageable_memory_is_found)
+{
+    for (int v = 1; v < PLACINGS; v++) {
+        struct tally y = plant(STANDIN_PLANT_UNPINNED, v, 1);
+        CHECK(y.places > 0 && y.found >= 3 && y.missed == 0); /* some arenas are for the drives alone */
+    }
 }

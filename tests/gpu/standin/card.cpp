@@ -234,6 +234,12 @@ void card_stick(cudaError_t e)
     if (card.sticky == cudaSuccess) card.sticky = e;
 }
 
+bool card_planted(enum standin_plant what)
+{
+    card.plant_places[what]++;
+    return card.plant_left[what] && --card.plant_left[what] == 0;
+}
+
 void card_learn(const order_clock &vc, uint64_t at_ns)
 {
     order_join(card.host_vc, vc);
@@ -255,6 +261,7 @@ CUstream_st *card_stream_of(cudaStream_t s)
 card_op *card_add(CUstream_st *s, enum standin_kind kind, enum standin_engine engine, uint64_t bytes)
 {
     std::unique_ptr<card_op> op(new card_op());
+    if (card_planted(STANDIN_PLANT_FREE)) memory_free_largest();
     order_join(s->vc, card.host_vc);
     if (s->vc.size() <= s->index) s->vc.resize(s->index + 1);
     s->vc[s->index]++;
@@ -362,6 +369,14 @@ extern "C" uint64_t standin_sim_advance(void)
     while (step_at(time_now(), lock)) {}
     return next_end();
 }
+
+extern "C" void standin_plant(enum standin_plant what, uint64_t n)
+{
+    held lock(card_lock);
+    card.plant_left[what] = n;
+}
+
+extern "C" uint64_t standin_plant_places(enum standin_plant what) { return card.plant_places[what]; }
 
 extern "C" int standin_sticky(void) { return card.sticky; }
 

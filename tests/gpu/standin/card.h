@@ -84,6 +84,7 @@ struct card_state {
     uint64_t kernel_countdown = 0;
     cudaError_t kernel_error = cudaSuccess;
     standin_counts counts = {};
+    uint64_t plant_left[STANDIN_PLANTS] = {}, plant_places[STANDIN_PLANTS] = {};
 };
 extern card_state card;
 extern std::recursive_mutex card_lock;
@@ -109,6 +110,7 @@ uint64_t card_time_of(uint64_t bytes, double rate);
 /* Runs, or waits for who runs, until `done`. Counted by the caller. false: nothing is left to run. */
 bool card_wait(std::unique_lock<std::recursive_mutex> &lock, const std::function<bool()> &done);
 void card_stick(cudaError_t e);
+bool card_planted(enum standin_plant what); /* counts the place; true: here */
 void card_learn(const order_clock &vc, uint64_t at_ns); /* the host knows */
 
 /* --- order.cpp */
@@ -125,6 +127,7 @@ bool memory_on_device(const void *p, uint64_t size_bytes);
 bool memory_touches_device(const void *p, uint64_t size_bytes);
 /* Before an operation reads or writes device memory, in its effect: false: a finding and a sticky error. */
 bool memory_use(card_op &op, const char *what, const void *p, uint64_t size_bytes, bool write);
+void memory_free_largest(void);
 void memory_reset(void);
 
 /* --- trace.cpp */

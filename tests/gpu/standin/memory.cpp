@@ -152,6 +152,8 @@ cudaError_t copy_queue(card_call &call, copy_request c, cudaStream_t stream, boo
     bool pageable = (!dst_device && !c.dst_pinned) || (!src_device && !c.src_pinned);
     card_op *op = card_add(s, kinds[c.kind], engines[c.kind], c.n);
     op->duration_ns = card_time_of(c.n, rates[c.kind]);
+    op->t.to = c.dst;
+    op->t.from = c.src;
     card.counts.copied_bytes[c.kind] += c.n;
     if (pageable) {
         card.counts.copies_pageable++;
@@ -208,6 +210,14 @@ bool memory_use(card_op &op, const char *what, const void *p, uint64_t n, bool w
                     what, (unsigned long long)missing, (unsigned long long)n);
     order_touch(op, p, n, write);
     return true;
+}
+
+void memory_free_largest(void)
+{
+    auto largest = card.blocks.end();
+    for (auto i = card.blocks.begin(); i != card.blocks.end(); ++i)
+        if (!i->second.host && (largest == card.blocks.end() || i->second.size_bytes > largest->second.size_bytes)) largest = i;
+    if (largest != card.blocks.end()) release(reinterpret_cast<void *>(largest->first), false);
 }
 
 void memory_reset(void)
@@ -276,7 +286,7 @@ cudaError_t cudaHostRegister(void *p, size_t n, unsigned int flags)
     }
     if (sum > card.cfg.pinned_limit_bytes) return call.end(cudaErrorMemoryAllocation);
     card.counts.registrations++;
-    card.pinned[at] = { n };
+    card.pinned[at] = { card_planted(STANDIN_PLANT_UNPINNED) ? 0 : n };
     return cudaSuccess;
 }
 

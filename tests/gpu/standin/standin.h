@@ -102,9 +102,22 @@ void standin_dnn(enum standin_dnn how);
 const char *standin_failed_call(void);
 int standin_sticky(void); /* the sticky cudaError_t, 0: none */
 
+/* --- mistakes of the product, planted: the n-th (1: the next one) from now on. Each is counted, planted or not. */
+enum standin_plant {
+    STANDIN_PLANT_NO_WAIT,   /* a cudaStreamWaitEvent that waits for nothing, as if it had been forgotten */
+    STANDIN_PLANT_EARLY,     /* a callback that is called when it is queued, before the work in front of it: whoever is
+                              * told gives a buffer free too early */
+    STANDIN_PLANT_FREE,      /* when an operation is queued, the largest block of the card is freed */
+    STANDIN_PLANT_UNPINNED,  /* a cudaHostRegister that pins nothing: copies from there are pageable */
+    STANDIN_PLANTS
+};
+void standin_plant(enum standin_plant what, uint64_t n);
+uint64_t standin_plant_places(enum standin_plant what); /* since open: where one could have been */
+
 /* --- figures since open */
 struct standin_counts {
     uint64_t calls;             /* that can fail, of all kinds */
+    uint64_t queued;            /* operations: the last one's number */
     uint64_t synchronisations;  /* cudaStreamSynchronize and its like, and what waits by itself */
     uint64_t device_synchronisations;
     uint64_t allocations;       /* cudaMalloc, cudaHostAlloc */
@@ -132,6 +145,7 @@ struct standin_op {
     enum standin_engine engine;
     uint64_t bytes;
     uint64_t queued_ns, begin_ns, end_ns;
+    const void *to, *from;      /* of copies */
     bool skipped;               /* after a sticky error */
     const char *name;           /* of a kernel; "" */
 };

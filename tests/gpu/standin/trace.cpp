@@ -141,6 +141,7 @@ void standin_counts_read(struct standin_counts *out)
 {
     std::unique_lock<std::recursive_mutex> lock(card_lock);
     *out = card.counts;
+    out->queued = card.numbers;
     out->live_allocations = card.blocks.size();
     out->live_registrations = card.pinned.size();
     out->live_descriptors = lt_live() + dnn_live();
