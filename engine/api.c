@@ -7,6 +7,7 @@
 #include "engine/save.h"
 #include "engine/spec.h"
 #include "base/sys.h"
+#include "offload/adam_device.h"
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -284,6 +285,7 @@ static stk_status open_machine(stk_engine *e)
                           .seed = c->seed,
                           .poison = c->poison,
                           .model = c->machine ? &model : c->sim_model,
+                          .adam = adam_device_run,
                           .plan_only = c->machine != NULL };
     STK_TRY(dev_open(&dc, &e->dev, err));
     dev_caps_read(e->dev, &e->caps);
