@@ -473,8 +473,91 @@ static bool moved_home(struct victim *v)
     struct plan_chunk_in *c = &v->m.chunks[pick(&v->r, v->m.in.n_chunks)];
     int s = pick(&v->r, 3);
     if (c->frozen) return false;
-    c->home[s] = c->home[s] == CHUNK_HOST ? CHUNK_NVME
+    c->home[s] = c->home[s] == CHUNK_DEVICE ? (uint8_t)pick(&v->r, 2) : c->home[s] == CHUNK_HOST ? CHUNK_NVME
                                           : CHUNK_HOST; /* the input says otherwise than the plan */
+    return true;
+}
+
+/* --- blocks on the device --- */
+
+static bool drop_device_update(struct victim *v) { return drop(v, PLAN_DEVICE_UPDATE); }
+static bool duplicate_device_update(struct victim *v)
+{
+    bool done = false;
+    for (int tries = 0; !done && tries < 16; tries++)
+        done = become(v, PLAN_DEVICE_UPDATE, any_node(v, PLAN_DEVICE_UPDATE));
+    return done;
+}
+
+/* By those who cannot reach it: the host's team, or the device for what lies in host memory. */
+static bool updated_by_the_others(struct victim *v)
+{
+    bool there = pick(&v->r, 2);
+    struct plan_node *x = node_at(v, there ? PLAN_DEVICE_UPDATE : PLAN_UPDATE);
+    if (!x || x->spec) return false;
+    v->p->bytes[x->resource] -= x->bytes;
+    x->kind = there ? PLAN_UPDATE : PLAN_DEVICE_UPDATE;
+    x->resource = there ? PLAN_UPDATE_TEAM : PLAN_UPDATE_STREAM;
+    v->p->bytes[x->resource] += x->bytes;
+    return true;
+}
+
+static bool device_update_on_the_compute_stream(struct victim *v)
+{
+    struct plan_node *x = node_at(v, PLAN_DEVICE_UPDATE);
+    if (!x) return false;
+    v->p->bytes[x->resource] -= x->bytes;
+    x->resource = PLAN_COMPUTE;
+    v->p->bytes[x->resource] += x->bytes;
+    return true;
+}
+
+/* Nothing but an order between them is between an update and the block's first visit. */
+static bool visited_before_the_device_update(struct victim *v)
+{
+    for (uint32_t i = 0; i < v->p->n_nodes; i++)
+        for (uint32_t e = 0; v->p->nodes[i].kind == PLAN_VISIT && e < v->p->nodes[i].n_deps; e++) {
+            uint32_t d = v->p->deps[v->p->nodes[i].first_dep + e];
+            if (v->p->nodes[d].kind != PLAN_DEVICE_UPDATE) continue;
+            remove_edge(v->p, i, e);
+            return !reaches(v->p, d, i);
+        }
+    return false;
+}
+
+static bool cast_before_the_device_update(struct victim *v)
+{
+    for (uint32_t i = 0; i < v->p->n_nodes; i++)
+        for (uint32_t e = 0; v->p->nodes[i].kind == PLAN_GRAD_CAST && e < v->p->nodes[i].n_deps;) {
+            uint32_t d = v->p->deps[v->p->nodes[i].first_dep + e];
+            if (v->m.chunks[v->p->nodes[i].chunk].home[CHUNK_GRAD] != CHUNK_DEVICE) break;
+            if (v->p->nodes[d].kind == PLAN_GRAD_CAST) { e++; continue; }
+            remove_edge(v->p, i, e); /* of its last visit, which the update precedes, too */
+            if (e == v->p->nodes[i].n_deps) return true;
+        }
+    return false;
+}
+
+/* The gradient of a block that stays goes to another place, or another block's. */
+static bool device_gradient_goes_away(struct victim *v)
+{
+    for (uint32_t i = 0; i < v->p->n_nodes; i++) {
+        struct plan_node *x = &v->p->nodes[i];
+        if (x->kind != PLAN_GRAD_CAST || v->m.chunks[x->chunk].home[CHUNK_GRAD] != CHUNK_DEVICE) continue;
+        for (uint32_t s = 0; s < v->p->n_slots; s++)
+            if (v->p->slots[s].arena == PLAN_ARENA_CAST) {
+                x->slot = s;
+                return true;
+            }
+    }
+    return false;
+}
+
+static bool on_the_device_in_part(struct victim *v)
+{
+    struct plan_node *x = node_at(v, PLAN_DEVICE_UPDATE);
+    if (!x) return false;
+    v->m.chunks[x->chunk].home[pick(&v->r, CHUNK_STATE_N)] = CHUNK_HOST;
     return true;
 }
 
@@ -683,6 +766,14 @@ static const struct {
     { "follows_only_what_passes", follows_only_what_passes },
     { "not_optional", not_optional },
     { "undo_after_fetch", undo_after_fetch },
+    { "drop_device_update", drop_device_update },
+    { "duplicate_device_update", duplicate_device_update },
+    { "updated_by_the_others", updated_by_the_others },
+    { "device_update_on_the_compute_stream", device_update_on_the_compute_stream },
+    { "visited_before_the_device_update", visited_before_the_device_update },
+    { "cast_before_the_device_update", cast_before_the_device_update },
+    { "device_gradient_goes_away", device_gradient_goes_away },
+    { "on_the_device_in_part", on_the_device_in_part },
     { "drop_hand_over", drop_hand_over },
     { "hand_over_alone", hand_over_alone },
     { "hand_over_and_fetch", hand_over_and_fetch },
