@@ -14,6 +14,7 @@
 #include "engine/machine.h"
 #include "engine/save.h"
 #include "engine/spec.h"
+#include "engine/twin.h"
 #include "base/sys.h"
 #include <string.h>
 
@@ -559,10 +560,14 @@ static stk_status choose_homes(stk_engine *e, bool late, const struct limits *li
         bool nvme =
             tiers[t][0] == CHUNK_NVME || tiers[t][1] == CHUNK_NVME || tiers[t][2] == CHUNK_NVME;
         if (nvme && !has_store(e)) continue;
-        struct eng_placement homes = {
-            .param = tiers[t][0], .opt = tiers[t][1], .grad = tiers[t][2]
-        };
+        struct eng_placement homes = { .param = tiers[t][0], .opt = tiers[t][1], .grad = tiers[t][2],
+                                       .twin_elems = twin_asked(e), .twin_room = UINT64_MAX };
         STK_TRY(choose_acts(e, &homes, late, lim, out, ok, any));
+        /* what was asked for by name is refused, not left out: but where all else does not fit either */
+        place_fill(e, out);
+        uint64_t mine = *ok || !*any ? 0 : twin_total(e);
+        if (mine && out->device_bytes > lim->device && out->device_bytes - mine <= lim->device)
+            return twin_refuse(e, out, lim->device);
     }
     return *ok ? try_grads_away(e, late, lim, out) : STK_OK;
 }
@@ -591,6 +596,7 @@ stk_status place_choose(stk_engine *e, uint64_t host_limit, uint64_t device_limi
              pl.param ? "nvme" : "host", pl.opt ? "nvme" : "host", pl.grad ? "nvme" : "host",
              acts_text(e, &pl, acts, sizeof acts), mem_size_format(pl.host_bytes, a),
              mem_size_format(pl.device_bytes, b));
+    twin_note(e, &pl);
     cache_note(e, &pl);
     mode_note(e, &pl);
     return STK_OK;

@@ -63,6 +63,7 @@ stk_status run_alloc(stk_engine *e, uint32_t n_nodes_max)
     }
     /* Two updates at a time keep a team busy; more would only spread over more memory. */
     r->pool[PLAN_UPDATE_TEAM].limit = 2 * e->cores.n_teams;
+    r->pool[PLAN_UPDATE_STREAM].limit = TWIN_IN_FLIGHT;
     if (!ok)
         return stk_error_set(&e->err, STK_ERR_NOMEM, 0,
                              "no memory for the run of a plan with %u nodes", n_nodes_max);

@@ -281,8 +281,12 @@ static void clear(stk_engine *e, struct eng_trial *t)
     for (uint32_t i = 0; i < t->n_filled; i++) {
         const struct stk_block *b =
             &e->layout->blocks[e->plan_train->visits[t->filled[i]].block];
-        if (b->n_chunks > 0)
-            memset(e->layout->chunks[b->first_chunk].host[CHUNK_PARAM], 0, b->elems * 2);
+        const struct stk_chunk *c = &e->layout->chunks[b->first_chunk];
+        struct stk_error ignored = { 0 };
+        if (b->n_chunks > 0 && c->home[CHUNK_PARAM] == CHUNK_DEVICE)
+            dev_zero(e->compute, c->device[CHUNK_PARAM], b->elems * 2, &ignored); /* before what fills it */
+        else if (b->n_chunks > 0)
+            memset(c->host[CHUNK_PARAM], 0, b->elems * 2);
     }
     t->n_filled = 0;
     sys_free(t->pattern);
