@@ -140,7 +140,7 @@ static stk_status check_range(stk_engine *e)
     if (c->dtype != STK_BF16 && c->dtype != STK_FP16)
         return stk_error_set(err, STK_ERR_CONFIG, 0,
                              "dtype must be bf16 or fp16: the master is always fp32");
-    if (!(c->optimizer_on_device <= 1) || !(c->optimizer_on_device >= -1))
+    if (!(c->optimizer_on_device <= 1) || (c->optimizer_on_device < 0 && c->optimizer_on_device != STK_ON_DEVICE_AUTO))
         return stk_error_set(err, STK_ERR_CONFIG, 0,
                              "optimizer_on_device %g must be a fraction of the parameters, 0 (none) to 1, or "
                              "-1 (auto)",

@@ -39,7 +39,7 @@ uint64_t twin_asked(const stk_engine *e)
 bool twin_auto(const stk_engine *e, const struct eng_placement *pl)
 {
     bool other = e->caps.kind == DEV_CUDA || (e->cfg.machine && !e->cfg.machine->on_host);
-    return e->cfg.optimizer_on_device < 0 && other && !obstacle(e, pl);
+    return e->cfg.optimizer_on_device == STK_ON_DEVICE_AUTO && other && !obstacle(e, pl);
 }
 
 static uint64_t block_bytes(const stk_engine *e, const struct stk_block *b)
