@@ -9,7 +9,8 @@
  * the least arenas. Else those of as many of the last blocks as the budgets hold beside arenas as large
  * as is useful are kept, and the others recomputed, or offloaded where that is predicted to be faster
  * (where the machine's figures are known) or nothing else fits; to NVMe only in the last case, because
- * it wears the drives. Then arenas grow while the budgets allow. */
+ * it wears the drives. Then arenas grow while the budgets allow. What a card's memory has left at last
+ * holds whole blocks' state (twin.h); a part of it that was asked for by name comes before all else. */
 #include "engine/durable.h"
 #include "engine/machine.h"
 #include "engine/save.h"
@@ -257,6 +258,36 @@ static stk_status keep_all_params(stk_engine *e, struct eng_placement *pl, struc
     return place_sum(e, pl, err);
 }
 
+/* What a card's memory leaves beside arenas as large as is useful holds whole blocks' state (twin.h). These need
+ * no parameter slots any more, which may make room for more of them. */
+static stk_status keep_on_device(stk_engine *e, struct eng_placement *pl, bool all_params,
+                                 const struct limits *lim, struct stk_error *err)
+{
+    uint32_t had = 0;
+    if (!twin_auto(e, pl)) return STK_OK;
+    for (int round = 0; round < 3; round++) {
+        struct eng_placement next = *pl;
+        struct needs n;
+        STK_TRY(place_sum(e, pl, err));
+        if (!fits(pl, lim)) return STK_OK;
+        next.twin_elems = UINT64_MAX;
+        next.twin_room = twin_total(e) + (lim->device - pl->device_bytes);
+        place_fill(e, &next);
+        if (twin_blocks(e) <= had) break;
+        had = twin_blocks(e);
+        STK_TRY(find_needs(e, &next, &n, err));
+        for (int a = 0; a < PLAN_ARENA_N; a++) {
+            uint64_t most = a == PLAN_ARENA_PARAM && all_params ? n.useful[a] : n.want[a];
+            if (next.arena_bytes[a] > most) next.arena_bytes[a] = most;
+            if (next.arena_bytes[a] < n.least[a]) next.arena_bytes[a] = n.least[a];
+        }
+        STK_TRY(place_sum(e, &next, err));
+        if (!fits(&next, lim)) break;
+        *pl = next;
+    }
+    return place_sum(e, pl, err);
+}
+
 /* What the budget leaves at last holds undo records: of the first chunks of backward, if not of all. */
 static stk_status keep_records(stk_engine *e, struct eng_placement *pl, const struct limits *lim,
                                struct stk_error *err)
@@ -339,6 +370,7 @@ static stk_status try_placement(stk_engine *e, struct eng_placement *pl, const s
         n.want[PLAN_ARENA_PARAM] = n.useful[PLAN_ARENA_PARAM];
     STK_TRY(grow(e, pl, &n, lim, err));
     *tight = pl->arena_bytes[PLAN_ARENA_ACT] < n.want[PLAN_ARENA_ACT];
+    STK_TRY(keep_on_device(e, pl, given || e->cfg.params == STK_TIER_DEVICE, lim, err));
     return keep_records(e, pl, lim, err);
 }
 

@@ -5,11 +5,19 @@
  * it, test_predict.c times. */
 #include "tests/engine/save_world.h"
 #include "tests/engine/world.h"
-#include "engine/engine.h"
+#include "engine/twin.h"
 #include <signal.h>
 #include <sys/wait.h>
 
 static const char *self;
+static bool as_a_card; /* auto takes host:discrete for one */
+
+bool __real_twin_auto(const stk_engine *e, const struct eng_placement *pl);
+bool __wrap_twin_auto(const stk_engine *e, const struct eng_placement *pl);
+bool __wrap_twin_auto(const stk_engine *e, const struct eng_placement *pl)
+{
+    return as_a_card ? e->cfg.optimizer_on_device == STK_ON_DEVICE_AUTO : __real_twin_auto(e, pl);
+}
 
 struct how {
     stk_update update;
@@ -370,6 +378,65 @@ TEST(twin_says_why_there_is_nothing)
         RUN(&t, world_steps(&t, 2, 1e-3));
         stk_close(t.e);
     }
+}
+
+/* Auto, as on a card: what device memory leaves, less with less of it; the budget holds; the bits stay. */
+TEST(twin_auto_takes_what_is_left)
+{
+    uint64_t want, bytes, before = UINT64_MAX, rows = 0;
+    stk_step_stats s;
+    const struct how h = { STK_UPDATE_CHASE, 0, STK_ACT_KEEP, STK_BF16, false, false };
+    REQUIRE(run(&h, STK_DEVICE_HOST, 0, &want, &bytes, &s));
+    as_a_card = true;
+    for (uint64_t memory = 10u << 20; memory >= 8u << 20; memory -= 32u << 10) {
+        struct toy t;
+        uint64_t got = 0, on;
+        set_up(&t, &h, STK_DEVICE_HOST_DISCRETE, STK_ON_DEVICE_AUTO);
+        t.cfg.device_memory = memory;
+        stk_status st = toy_open(&t);
+        on = st == STK_OK ? there(&t) : 0;
+        if (st == STK_OK) CHECK(world_table(t.e, "device", NULL) <= memory && on <= before);
+        if (st == STK_OK && on != before) {
+            RUN(&t, toy_fill(&t));
+            RUN(&t, world_steps(&t, 7, 1e-3));
+            RUN(&t, toy_hash(&t, &got));
+            CHECK(got == want);
+            rows++;
+            before = on;
+        }
+        stk_close(t.e);
+        if (st != STK_OK) break;
+    }
+    as_a_card = false;
+    printf("# %" PRIu64 " different parts, the last of %" PRIu64 " bytes\n", rows, before);
+    CHECK(rows >= 4 && before == 0);
+}
+
+TEST(twin_auto_for_another_machine)
+{
+    const char *folder = getenv("STK_MACHINES");
+    char path[1024], why[512];
+    stk_machine m;
+    uint64_t on[2];
+    if (!folder) return;
+    snprintf(path, sizeof path, "%s/rtx4090.json", folder);
+    REQUIRE(stk_machine_read(path, &m, why, sizeof why) == STK_OK);
+    for (int host = 0; host < 2; host++) {
+        struct toy t;
+        set_up(&t, &(struct how){ STK_UPDATE_AUTO, 0, STK_ACT_AUTO, STK_BF16, false, false }, STK_DEVICE_HOST,
+               STK_ON_DEVICE_AUTO);
+        m.on_host = host;
+        t.cfg.machine = &m;
+        RUN(&t, stk_open(&t.cfg, &t.e));
+        RUN(&t, toy_describe(&t));
+        RUN(&t, stk_seal(t.e, true));
+        on[host] = there(&t);
+        stk_prediction p = { .size = sizeof p };
+        RUN(&t, stk_predict(t.e, NULL, &p));
+        CHECK(p.step_s > 0 && (host || (p.copy_out_bytes == 0 && p.exposed_s.update > 0)));
+        stk_close(t.e);
+    }
+    CHECK(on[0] > 0 && on[1] == 0);
 }
 
 /* Auto is for a card: where the "device" is this machine, nothing is there, and a config of zeros is off. */
