@@ -278,14 +278,15 @@ static void push_out(const stk_engine *e, const struct eng_trial *t, const stk_v
 
 static void clear(stk_engine *e, struct eng_trial *t)
 {
+    struct stk_error ignored = { 0 };
     for (uint32_t i = 0; i < t->n_filled; i++) {
         const struct stk_block *b =
             &e->layout->blocks[e->plan_train->visits[t->filled[i]].block];
         const struct stk_chunk *c = &e->layout->chunks[b->first_chunk];
-        struct stk_error ignored = { 0 };
-        if (b->n_chunks > 0 && c->home[CHUNK_PARAM] == CHUNK_DEVICE)
-            dev_zero(e->compute, c->device[CHUNK_PARAM], b->elems * 2, &ignored); /* before what fills it */
-        else if (b->n_chunks > 0)
+        if (b->n_chunks > 0 && c->home[CHUNK_PARAM] == CHUNK_DEVICE) {
+            dev_zero(e->compute, c->device[CHUNK_PARAM], b->elems * 2, &ignored);
+            dev_sync(e->compute, &ignored);
+        } else if (b->n_chunks > 0)
             memset(c->host[CHUNK_PARAM], 0, b->elems * 2);
     }
     t->n_filled = 0;
