@@ -53,12 +53,17 @@ struct variant {
     stk_tier params, state, grads;
     stk_act act;
     stk_update update;
+    double on_device; /* part of the parameters whose state is on the card */
 };
 static const struct variant variants[] = {
     { "host memory", STK_TIER_HOST, STK_TIER_HOST, STK_TIER_HOST, STK_ACT_KEEP, STK_UPDATE_SERIAL },
     { "update under the forward", STK_TIER_HOST, STK_TIER_HOST, STK_TIER_HOST, STK_ACT_RECOMPUTE, STK_UPDATE_CHASE },
     { "state on NVMe", STK_TIER_HOST, STK_TIER_NVME, STK_TIER_NVME, STK_ACT_HOST, STK_UPDATE_SPLIT },
     { "all on NVMe", STK_TIER_NVME, STK_TIER_NVME, STK_TIER_NVME, STK_ACT_RECOMPUTE, STK_UPDATE_CHASE },
+    { "half of the state on the card", STK_TIER_HOST, STK_TIER_HOST, STK_TIER_HOST, STK_ACT_HOST, STK_UPDATE_CHASE, 0.5 },
+    { "a layer's on the card", STK_TIER_AUTO, STK_TIER_AUTO, STK_TIER_AUTO, STK_ACT_KEEP, STK_UPDATE_SPECULATE, 0.15 },
+    { "as much as the card has room for", STK_TIER_AUTO, STK_TIER_AUTO, STK_TIER_AUTO, STK_ACT_RECOMPUTE, STK_UPDATE_SPLIT,
+      STK_ON_DEVICE_AUTO },
 };
 enum { VARIANTS = sizeof variants / sizeof variants[0], STEPS = 3 };
 
@@ -73,6 +78,7 @@ static void train(const struct variant *v, uint64_t seed, uint64_t *hash, double
     t.cfg.grads = v->grads;
     t.cfg.activations = v->act;
     t.cfg.update = v->update;
+    t.cfg.optimizer_on_device = v->on_device;
     t.cfg.device = STK_DEVICE_HOST_DISCRETE;
     t.cfg.simulate = true;
     t.cfg.seed = seed;
@@ -80,13 +86,17 @@ static void train(const struct variant *v, uint64_t seed, uint64_t *hash, double
     card_cfg.seed = seed;
     RUN(&t, toy_open(&t));
     RUN(&t, toy_fill(&t));
+    CHECK((world_table(t.e, "device", "optimizer state on the device") > 0) == (v->on_device != 0));
     for (int i = 0; i < STEPS; i++) {
+        if (i == 1 && v->on_device != 0) /* beside the next steps: of what is on the card, too */
+            RUN(&t, stk_save_begin(t.e, world_dir("checkpoints"), NULL, 1));
         standin_counts_read(&before);
         RUN(&t, toy_step(&t, 1e-3, NULL));
         standin_counts_read(&after);
         CHECK(after.synchronisations == before.synchronisations && after.allocations == before.allocations &&
               after.registrations == before.registrations && after.device_synchronisations == 0);
     }
+    RUN(&t, stk_save_wait(t.e));
     *loss = t.last_loss;
     RUN(&t, toy_hash(&t, hash));
     stk_close(t.e);
