@@ -55,6 +55,8 @@ struct eng_placement {
     uint32_t cached[CHUNK_STATE_N]; /* state on NVMe: its first so many units (PARAM: blocks, else
                                      * chunks, in the update's order) have host homes all the same
                                      * (engine/cache.c) */
+    uint64_t twin_elems, twin_room; /* on the device: whole blocks of at most so many trainable elements and
+                                     * so many bytes together (engine/twin.h); 0: none */
     uint64_t arena_bytes[PLAN_ARENA_N];
     uint64_t host_bytes, device_bytes, nvme_bytes; /* sums, with everything the table has */
 };
@@ -81,6 +83,7 @@ struct run_op {
     struct exec_task task;          /* device and update completions */
     struct store_op store;
     struct exec_team_job job;
+    uint32_t set;                   /* DEVICE_UPDATE: of spans (engine/twin.h) */
     _Atomic uint32_t parts[CHUNK_GRAD]; /* UPDATE: of the checksums of PARAM and OPT (store_sum_part) */
     uint64_t begin_ns;
     struct run_op *next_free;
@@ -103,6 +106,16 @@ struct run_pool {
     struct run_op op[RUN_OPS_PER_RESOURCE];
     struct run_op *free;
     uint32_t in_flight, limit;
+};
+
+/* engine/twin.h */
+#define TWIN_IN_FLIGHT 8u /* chunks under update on the device at once */
+struct ops_adam_span;
+struct eng_twin {
+    struct ops_adam_span *spans;    /* TWIN_IN_FLIGHT sets of spans_max: arguments of updates in flight */
+    uint32_t spans_max;
+    bool busy[TWIN_IN_FLIGHT];      /* engine lane */
+    bool any;                       /* some block lies on the device */
 };
 
 struct eng_drive; /* engine/drives.c */
@@ -197,6 +210,7 @@ struct eng_save {
     uint64_t begin_ns, gated_ns, wait_ns, step_wait_ns;
     bool active, busy, broken, quiet, complete;
     struct store_op get[CHUNK_STATE_N];
+    struct exec_task copied;        /* a chunk that lies on the device is in `raw` */
     struct save_job job;
     struct ckpt_files *files;
     struct json_t *doc;
@@ -253,6 +267,7 @@ struct stk_engine {
     struct dev *dev;
     struct dev_caps caps;
     struct dev_stream *compute, *copy_in, *copy_out;
+    struct dev_stream *update;      /* of what lies on the device; NULL: in place */
     struct dev_stream *cast[ENG_CASTS]; /* two: a cast is one thread on the host, and the last
                                          * blocks of backward have the cores to themselves */
     struct io *io;
@@ -328,6 +343,7 @@ struct stk_engine {
     struct eng_durable durable;
     struct eng_trace trace;
     struct eng_save save;
+    struct eng_twin twin;
     struct state_io *sio;           /* engine/state.c: the staged chunk of fills, reads,
                                      * checkpoints */
 };
@@ -346,6 +362,11 @@ stk_status near_teams(stk_engine *e); /* opens them; before memory is reserved *
 stk_status near_reserve(stk_engine *e, const char *owner, uint64_t size_bytes, const struct near_parts *parts,
                         void **out);
 void near_note(stk_engine *e);
+
+/* --- seal.c ----------------------------------------------------------------------------------- */
+/* Pinned for the device's copies: a whole piece or nothing of it. What cannot be pinned is right, only slower to
+ * copy: one line says how much that is. */
+stk_status seal_pin(stk_engine *e, void *p, uint64_t size_bytes);
 
 /* --- place_table.c: pure ---------------------------------------------------------------------- */
 /* Fills e->pblocks, pchunks, pplaces from layout and places (homes from `pl`). */

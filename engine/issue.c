@@ -6,6 +6,7 @@
  * completion checks its status: an error ends the run with a sentence (run_fail). */
 #include "engine/save.h"
 #include "engine/spec.h"
+#include "engine/twin.h"
 #include "engine/update.h"
 #include "gpu/ops.h"
 #include <string.h>
@@ -185,7 +186,8 @@ static void *home_or_slot(stk_engine *e, uint32_t slot, uint64_t offset, uint32_
                           enum chunk_state state)
 {
     if (slot != PLAN_NO) return eng_slot(e, e->run.plan, slot, offset);
-    void *home = e->layout->chunks[chunk].host[state];
+    const struct stk_chunk *c = &e->layout->chunks[chunk];
+    void *home = c->home[state] == CHUNK_DEVICE ? c->device[state] : c->host[state];
     STK_ASSERT(home != NULL);
     return home;
 }
@@ -522,6 +524,7 @@ bool issue_node(stk_engine *e, uint32_t node)
     case PLAN_UPDATE:
         return node_of(e, node)->spec ? spec_issue_update(e, node) : issue_update(e, node);
     case PLAN_COMMIT: return issue_update(e, node);
+    case PLAN_DEVICE_UPDATE: return twin_issue_update(e, node);
     case PLAN_UNDO: return spec_issue_undo(e, node);
     case PLAN_NORM: norm_collect(e); run_complete(e, node); return true;
     case PLAN_JOIN: run_complete(e, node); return true;

@@ -6,6 +6,7 @@
 #include "engine/durable.h"
 #include "engine/save.h"
 #include "engine/spec.h"
+#include "engine/twin.h"
 #include "base/sys.h"
 #include <string.h>
 
@@ -56,6 +57,7 @@ static void fill_chunks(stk_engine *e, const struct eng_placement *pl)
         for (int s = 0; s < CHUNK_STATE_N; s++) p->bytes[s] = chunk_bytes(l, c, s);
     }
     cache_homes(e, pl);
+    twin_homes(e, pl);
     spec_homes(e, pl);
     for (uint32_t i = 0; i < l->n_blocks; i++) {
         const struct stk_block *b = &l->blocks[i];
@@ -173,6 +175,19 @@ static stk_status mode_rows(stk_engine *e, const struct eng_placement *pl, struc
     return STK_OK;
 }
 
+/* Blocks that lie on the device. */
+static stk_status twin_rows(stk_engine *e, struct mem *m, struct stk_error *err)
+{
+    static const char *const owner[CHUNK_STATE_N] = { "parameters on the device (16-bit)",
+                                                      "optimizer state on the device",
+                                                      "gradients on the device (16-bit)" };
+    for (int s = 0; s < CHUNK_STATE_N; s++) {
+        uint64_t bytes = twin_bytes(e, (enum chunk_state)s);
+        if (bytes) STK_TRY(mem_note(m, MEM_DEVICE, owner[s], "a smaller --optimizer-on-device", bytes, err));
+    }
+    return STK_OK;
+}
+
 stk_status place_table(stk_engine *e, const struct eng_placement *pl, struct mem *m,
                        struct stk_error *err)
 {
@@ -201,6 +216,7 @@ stk_status place_table(stk_engine *e, const struct eng_placement *pl, struct mem
                          2 * durable_payload_max(e), err));
     }
     STK_TRY(mode_rows(e, pl, m, err));
+    STK_TRY(twin_rows(e, m, err));
     if (acts_nvme_bytes(e))
         STK_TRY(mem_note(m, MEM_NVME, "activations", "--activations recompute", acts_nvme_bytes(e),
                          err));

@@ -78,6 +78,7 @@ enum predict_server {
     PREDICT_CAST1,
     PREDICT_GATHER,
     PREDICT_TEAM,
+    PREDICT_UPDATE_STREAM,      /* of the device */
     PREDICT_CHECKSUM,
     PREDICT_ENGINE,             /* on the host: its thread, between the end of one thing and the next */
     PREDICT_READ0,

@@ -312,6 +312,19 @@ static void team_work(const struct predicted *r, const struct plan_node *n, stru
     use(w, PREDICT_DRAM, of_dram(m, m->update_bytes_per_s * r->team_part));
 }
 
+/* Bound by the device's memory, which it shares with visits: these are bound by arithmetic, and slow down
+ * less than the update is short. A "device" that is this machine has the update team's rate. */
+static void device_update_work(const struct predicted *r, const struct plan_node *n,
+                               struct predict_work *w)
+{
+    const stk_machine *m = r->m;
+    double rate = m->on_host ? m->update_bytes_per_s : m->device_bytes_per_s;
+    w->ns = (double)m->launch_ns + (rate > 0 ? ns_of((double)n->bytes, rate) : 0);
+    if (!m->on_host) return;
+    use(w, PREDICT_CORES, threads(m, r->in->compute_threads));
+    use(w, PREDICT_DRAM, of_dram(m, rate));
+}
+
 static void checksum_work(const struct predicted *r, const struct plan_node *n,
                           struct predict_work *w)
 {
@@ -359,6 +372,7 @@ static uint32_t server_of(const struct plan_node *n)
     case PLAN_COPY_IN_LINK: return PREDICT_COPY_IN;
     case PLAN_COPY_OUT_LINK: return PREDICT_COPY_OUT;
     case PLAN_GATHER_LINK: return PREDICT_GATHER;
+    case PLAN_UPDATE_STREAM: return PREDICT_UPDATE_STREAM;
     case PLAN_CAST: return PREDICT_CAST0 + n->chunk % ENG_CASTS;
     default: return PREDICT_TEAM;
     }
@@ -398,6 +412,7 @@ static void begin(struct predicted *r, uint32_t node)
     case PLAN_COPY_IN_LINK: copy_work(r, n, true, &w); break;
     case PLAN_COPY_OUT_LINK: copy_work(r, n, false, &w); break;
     case PLAN_CAST: cast_work(r, n, &w); break;
+    case PLAN_UPDATE_STREAM: device_update_work(r, n, &w); break;
     case PLAN_GATHER_LINK: w.ns = ns_of((double)n->bytes, r->m->gather_bytes_per_s); break;
     default: team_work(r, n, &w); break;
     }
@@ -477,6 +492,7 @@ static uint32_t cause_of(uint8_t kind)
     case PLAN_UPDATE:
     case PLAN_JOIN:
     case PLAN_COMMIT:
+    case PLAN_DEVICE_UPDATE:
     case PLAN_UNDO: return 2;
     case PLAN_GATHER:
     case PLAN_REDUCE: return 3;
@@ -634,6 +650,7 @@ static void fill_resources(const struct predicted *r, stk_prediction *o)
              (a[PREDICT_CAST0] + a[PREDICT_CAST1]) / ENG_CASTS);
     resource(o, "gather", b[PREDICT_GATHER], a[PREDICT_GATHER]);
     resource(o, "update", b[PREDICT_TEAM], a[PREDICT_TEAM]);
+    resource(o, "device update", b[PREDICT_UPDATE_STREAM], a[PREDICT_UPDATE_STREAM]);
     resource(o, "checksums", b[PREDICT_CHECKSUM], a[PREDICT_CHECKSUM]);
     resource(o, "nvme read", largest(&b[PREDICT_READ0], PREDICT_DRIVES),
              largest(&a[PREDICT_READ0], PREDICT_DRIVES));
@@ -690,6 +707,7 @@ stk_status predict_check(const struct predict_in *in, struct stk_error *err)
         { moved[PLAN_COPY_IN_LINK] > 0, m->copy_in_bytes_per_s, "copy_in_bytes_per_s" },
         { moved[PLAN_COPY_OUT_LINK] > 0, m->copy_out_bytes_per_s, "copy_out_bytes_per_s" },
         { moved[PLAN_CAST] > 0, m->cast_bytes_per_s, "cast_bytes_per_s" },
+        { moved[PLAN_UPDATE_STREAM] > 0 && !m->on_host, m->device_bytes_per_s, "device_bytes_per_s" },
         { moved[PLAN_GATHER_LINK] > 0, m->gather_bytes_per_s, "gather_bytes_per_s" },
         { moved[PLAN_NVME_READ] + moved[PLAN_NVME_WRITE] > 0, m->n_drives, "drives" },
     };
@@ -716,7 +734,10 @@ static stk_status set_up(struct predicted *r, struct stk_error *err)
     for (uint32_t k = 0; k < PLAN_RESOURCE_N; k++) {
         r->heap[k] = sys_calloc(n + 1, sizeof *r->heap[k]);
         bool copies = k == PLAN_COPY_IN_LINK || k == PLAN_COPY_OUT_LINK;
-        r->pool[k].limit = k == PLAN_UPDATE_TEAM ? UPDATES_IN_FLIGHT : copies ? PACE_COPIES_IN_FLIGHT : RUN_OPS_PER_RESOURCE;
+        r->pool[k].limit = k == PLAN_UPDATE_TEAM     ? UPDATES_IN_FLIGHT
+                           : k == PLAN_UPDATE_STREAM ? TWIN_IN_FLIGHT
+                           : copies                  ? PACE_COPIES_IN_FLIGHT
+                                                     : RUN_OPS_PER_RESOURCE;
         ok = ok && r->heap[k];
     }
     if (!ok) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory to predict a step");

@@ -67,6 +67,7 @@ stk_status run_alloc(stk_engine *e, uint32_t n_nodes_max)
     r->pool[PLAN_UPDATE_TEAM].limit = 2 * e->cores.n_teams;
     /* A copy that a visit waits for goes soon; those queued on a stream cannot be passed. */
     r->pool[PLAN_COPY_IN_LINK].limit = r->pool[PLAN_COPY_OUT_LINK].limit = PACE_COPIES_IN_FLIGHT;
+    r->pool[PLAN_UPDATE_STREAM].limit = TWIN_IN_FLIGHT;
     if (!ok)
         return stk_error_set(&e->err, STK_ERR_NOMEM, 0,
                              "no memory for the run of a plan with %u nodes", n_nodes_max);

@@ -7,6 +7,7 @@
 #include "engine/machine.h"
 #include "engine/save.h"
 #include "engine/spec.h"
+#include "engine/twin.h"
 #include "base/sys.h"
 #include "nvme/io_sim.h"
 #include <errno.h>
@@ -214,7 +215,7 @@ static stk_status open_storage(stk_engine *e, uint32_t n_extents)
 /* What lives on the device: arenas, workspace, the client's reservations, in one reservation. */
 static stk_status reserve_device(stk_engine *e)
 {
-    uint64_t total = e->workspace_bytes;
+    uint64_t total = e->workspace_bytes + twin_total(e);
     for (int a = 0; a < PLAN_ARENA_N; a++)
         total += plan_arena_on_device(a) ? round_page(e->place.arena_bytes[a]) : 0;
     for (uint32_t i = 0; i < e->n_reserves; i++)
@@ -237,12 +238,10 @@ static stk_status reserve_device(stk_engine *e)
             at += round_page(e->reserves[i].size_bytes);
         }
     e->own_base = at;
-    return STK_OK;
+    return twin_lay(e, at + round_page(own_bytes(e, true)) + round_page(own_bytes(e, false)));
 }
 
-/* A whole piece or nothing of it. What cannot be pinned is right, only slower to copy: one line says how
- * much that is. */
-static stk_status pin(stk_engine *e, void *p, uint64_t size_bytes)
+stk_status seal_pin(stk_engine *e, void *p, uint64_t size_bytes)
 {
     struct stk_error err = { 0 };
     stk_status st = dev_host_register(e->dev, p, size_bytes, &err);
@@ -267,13 +266,13 @@ static stk_status reserve_host(stk_engine *e)
         void *p;
         STK_TRY(near_reserve(e, plan_arena_name(a), round_page(e->place.arena_bytes[a]), NULL, &p));
         e->arena[a] = p;
-        STK_TRY(pin(e, p, round_page(e->place.arena_bytes[a])));
+        STK_TRY(seal_pin(e, p, round_page(e->place.arena_bytes[a])));
     }
     for (uint32_t i = 0; i < e->n_reserves; i++) {
         struct eng_reserve *r = &e->reserves[i];
         if (r->where != STK_ON_HOST) continue;
         STK_TRY(near_reserve(e, r->owner, round_page(r->size_bytes), NULL, &r->base));
-        STK_TRY(pin(e, r->base, round_page(r->size_bytes)));
+        STK_TRY(seal_pin(e, r->base, round_page(r->size_bytes)));
     }
     return STK_OK;
 }
@@ -328,7 +327,7 @@ static stk_status reserve_homes(stk_engine *e)
         if (total == 0) continue;
         void *p;
         STK_TRY(near_reserve(e, owner[s], round_page(total), s == CHUNK_PARAM ? NULL : &parts, &p));
-        STK_TRY(pin(e, p, round_page(total)));
+        STK_TRY(seal_pin(e, p, round_page(total)));
         uint8_t *at = p;
         if (s == CHUNK_PARAM) lay_params(e, at);
         else
@@ -344,7 +343,7 @@ static stk_status reserve_second(stk_engine *e)
     if (total == 0) return STK_OK;
     void *p;
     STK_TRY(near_reserve(e, "second parameters (split)", total, NULL, &p));
-    STK_TRY(pin(e, p, total));
+    STK_TRY(seal_pin(e, p, total));
     e->second = sys_calloc(e->layout->n_chunks, sizeof *e->second);
     if (!e->second) return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory for tables of chunks");
     uint8_t *at = p;
@@ -421,6 +420,7 @@ static stk_status seal_machine(stk_engine *e)
     STK_TRY(reserve_second(e));
     note_unpinned(e);
     STK_TRY(spec_alloc(e));
+    STK_TRY(twin_alloc(e));
     STK_TRY(durable_alloc(e));
     STK_TRY(open_storage(e, n_extents));
     register_buffers(e);

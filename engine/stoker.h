@@ -133,6 +133,7 @@ typedef enum {
 } stk_storage;
 
 #define STK_NVME_MAX 16
+#define STK_ON_DEVICE_AUTO (-1.0) /* of stk_config.optimizer_on_device */
 
 struct stk_machine; /* below: prediction */
 
@@ -225,6 +226,13 @@ typedef struct stk_config {
                                    * be predicted, with split all, with speculate none */
     bool overwrite_grads;         /* this client looks at stk_visit.overwrite: accumulators are not zeroed
                                    * for it. Own order: not used */
+    double optimizer_on_device;   /* optimizer state, parameters and gradients of whole blocks, the first of the
+                                   * order, in the device's memory, updated there with the same bits: of at
+                                   * most so much of the trainable parameters, 0 (none) to 1; where that does
+                                   * not fit, stk_seal refuses it. STK_ON_DEVICE_AUTO: as much as device_memory
+                                   * leaves beside everything else that makes steps faster, on a card. None
+                                   * where the device has no memory of its own, in own order, with moments that
+                                   * are not F32, or where state is on NVMe: a note says so */
 } stk_config;
 
 /* Fills defaults: host, auto everywhere, adamw 0.9 0.999 1e-8 0.01, clip 1.0, one micro-batch,

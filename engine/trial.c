@@ -313,11 +313,17 @@ static stk_status fill_visit(stk_engine *e, struct eng_trial *t, const stk_visit
 
 static void clear(stk_engine *e, struct eng_trial *t)
 {
+    struct stk_error ignored = { 0 };
     for (uint32_t i = 0; i < t->n_filled && !t->device; i++) {
         const struct plan_visit *v = &e->plan_train->visits[t->pass[i].visit];
         const struct stk_block *b = &e->layout->blocks[v->block];
-        if (v->param_slot == PLAN_NO && b->n_chunks > 0)
-            memset(e->layout->chunks[b->first_chunk].host[CHUNK_PARAM], 0, b->elems * 2);
+        if (v->param_slot != PLAN_NO || b->n_chunks == 0) continue;
+        const struct stk_chunk *c = &e->layout->chunks[b->first_chunk];
+        if (c->home[CHUNK_PARAM] == CHUNK_DEVICE) {
+            dev_zero(e->compute, c->device[CHUNK_PARAM], b->elems * 2, &ignored);
+            dev_sync(e->compute, &ignored);
+        } else
+            memset(c->host[CHUNK_PARAM], 0, b->elems * 2);
     }
     t->n_filled = 0;
     sys_free(t->pattern);

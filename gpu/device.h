@@ -47,6 +47,11 @@ enum dev_matmul {
 };
 enum dev_dir { DEV_TO_DEVICE, DEV_TO_HOST, DEV_ON_DEVICE };
 
+struct ops_adam; /* gpu/ops.h */
+/* Takes the step of Adam over elements [begin, end) of the arrays, where spans cover them. Pure; called on
+ * several threads at once for parts that do not meet. */
+typedef void dev_adam_fn(const struct ops_adam *a, uint64_t begin, uint64_t end);
+
 struct dev_model { /* of DEV_SIM: rates of the machine one does not own */
     double flops_per_s, copy_in_bytes_per_s, copy_out_bytes_per_s, memory_bytes_per_s;
     uint64_t launch_ns;
@@ -68,6 +73,9 @@ struct dev_cfg {
     bool poison;                /* fill the arena with NaN patterns at start (tests; on for discrete
                                  * in debug) */
     const struct dev_model *model; /* DEV_SIM; NULL: a default */
+    dev_adam_fn *adam;          /* host kinds: what ops_adam calls, because its arithmetic, the one that all
+                                 * variants share bit for bit, is offload/'s, which this room may not
+                                 * see; NULL: ops_adam is refused. DEV_CUDA has a kernel: not used */
     bool plan_only;             /* DEV_SIM: nothing will run here, so the arithmetic asked for need not
                                  * be possible on this processor */
 };

@@ -187,6 +187,7 @@ static stk_status host_open(const struct dev_cfg *cfg, struct dev **out, struct 
     h->discrete = cfg->kind != DEV_HOST;
     h->memory_bytes = cfg->memory_bytes ? cfg->memory_bytes : UINT64_MAX;
     h->poison = cfg->poison;
+    h->adam = cfg->adam;
     h->plan_only = cfg->kind == DEV_SIM && cfg->plan_only;
     h->seed = cfg->seed;
     h->model = cfg->model ? *cfg->model : host_default_model;

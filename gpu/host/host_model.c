@@ -17,6 +17,8 @@ uint64_t host_model_ns(const struct host_dev *h, const struct dev_cmd *cmd)
         return m->launch_ns + (uint64_t)((double)cmd->u.copy.size_bytes / copy_rate(m, &cmd->u.copy) * 1e9);
     }
     double bytes = dev_cmd_bytes(cmd);
+    if (cmd->kind == DEV_CMD_ADAM) /* all but the gradient is read and written */
+        bytes = 2 * bytes - (double)(cmd->u.adam.n * ops_adam_word_bytes(cmd->u.adam.layout));
     double compute_s = dev_cmd_flops(cmd) / m->flops_per_s, memory_s = bytes / m->memory_bytes_per_s;
     return m->launch_ns + (uint64_t)((compute_s > memory_s ? compute_s : memory_s) * 1e9);
 }

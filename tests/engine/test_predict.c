@@ -258,7 +258,7 @@ static double work_of_a_step(const struct plan_input *in, const stk_machine *x)
         if (c->frozen) continue;
         for (int s = CHUNK_PARAM; s <= CHUNK_OPT; s++)
             if (c->home[s] == CHUNK_NVME) moved += (double)((c->bytes[s] + 4095) / 4096 * 4096);
-        updated += (double)(2 * (c->bytes[CHUNK_PARAM] + c->bytes[CHUNK_OPT]) + c->bytes[CHUNK_GRAD]);
+        if (c->home[CHUNK_OPT] != CHUNK_DEVICE) updated += (double)(2 * (c->bytes[CHUNK_PARAM] + c->bytes[CHUNK_OPT]) + c->bytes[CHUNK_GRAD]);
     }
     double alone = moved / d->read_bytes_per_s + moved / d->write_bytes_per_s;
     double both = d->both_bytes_per_s > 0 ? d->both_bytes_per_s / 2 / d->read_bytes_per_s +
@@ -359,7 +359,7 @@ static void tell_costs(struct toy *t)
 
 struct variant { stk_tier params, opt, grads; uint32_t micros, prefetch; stk_update update;
     stk_accumulate accumulate; bool shared; uint64_t device_memory; stk_act act; uint32_t keep;
-    bool short_of_memory;
+    bool short_of_memory; double on_device;
 };
 
 static const struct variant variants[] = {
@@ -381,6 +381,10 @@ static const struct variant variants[] = {
     { STK_TIER_HOST, STK_TIER_HOST, STK_TIER_HOST, 3, 2, STK_UPDATE_CHASE, 0, false, 0, STK_ACT_HOST, 1, true },
     { STK_TIER_HOST, STK_TIER_HOST, STK_TIER_HOST, 2, 2, STK_UPDATE_SPLIT, 0, false, 0, STK_ACT_HOST, 0, true },
     { STK_TIER_HOST, STK_TIER_NVME, STK_TIER_NVME, 2, 2, STK_UPDATE_CHASE, 0, false, 0, STK_ACT_HOST, 1, true },
+    { STK_TIER_HOST, STK_TIER_HOST, STK_TIER_HOST, 3, 2, STK_UPDATE_CHASE, 0, false, 0, 0, 0, false, 0.45 },
+    { STK_TIER_HOST, STK_TIER_HOST, STK_TIER_HOST, 2, 1, STK_UPDATE_SERIAL, 0, false, 0, 0, 0, false, 1 },
+    { STK_TIER_HOST, STK_TIER_HOST, STK_TIER_HOST, 3, 0, STK_UPDATE_SPLIT, STK_ACCUMULATE_MICRO, false, 0, 0, 0, false,
+      0.3 },
 };
 
 static void against_sim(const struct variant *v, uint32_t index)
@@ -401,6 +405,7 @@ static void against_sim(const struct variant *v, uint32_t index)
     t.cfg.nvme[0] = "disk";
     t.cfg.poison = false;
     t.cfg.params = v->params;
+    t.cfg.optimizer_on_device = v->on_device;
     t.cfg.optimizer_state = v->opt;
     t.cfg.grads = v->grads;
     t.cfg.prefetch = v->prefetch;
