@@ -155,7 +155,7 @@ bool predict_next(struct predict_world *w, uint32_t *node, uint32_t *stage);
 /* cls: enum io_class. */
 void predict_io_put(struct predict_world *w, uint32_t drive, uint32_t cls, bool write,
                     const struct predict_work *work);
-void predict_io_done(struct predict_world *w, uint32_t drive, bool write, uint64_t bytes); /* latency
-                                                                 * passed, too */
+/* Its latency passed, too. */
+void predict_io_done(struct predict_world *w, uint32_t drive, bool write, uint64_t bytes);
 
 #endif

@@ -93,8 +93,9 @@ void measure_close(struct measure *m);
  * is simulated. */
 bool measure_file_name(const struct measure *m, uint32_t i, char *buf, size_t buf_bytes);
 
-/* What is in flight while rates are taken. Who wants to know what a run will get gives that run's: on one
- * virtual disk 16 requests of 1 MiB in 16 MiB of memory moved 3.7 GB/s, 3 of 5 MiB in 640 MiB 2.3. */
+/* What is in flight while rates are taken. Who wants to know what a run will get gives that run's: on
+ * one virtual disk 16 requests of 1 MiB in 16 MiB of memory moved 3.2 to 3.8 GB/s, 4 of 5 MiB in 640 MiB
+ * 2.2 to 2.3. */
 struct measure_load { uint64_t block_bytes; uint32_t depth; uint64_t buffer_bytes; };
 
 /* What a plan must know of one drive: sequential reads, writes and both at once at `load` (NULL: 1 MiB x
