@@ -393,7 +393,7 @@ peer() {
     esac
     rate=$(number tokens_per_s "$logs/$1.log" | tail -n +2 | median)
     [ -n "$rate" ] || return
-    row "$1" "speed" "$rate" "tokens/s" "$(grep -m 1 '^torch ' "$logs/$1.log"), $(grep -c tokens_per_s "$logs/$1.log") steps, the median of those after the first"
+    row "$1" "speed" "$rate" "tokens/s" "$(grep -m 1 '^torch ' "$logs/$1.log"), the median of the steps after the first"
     row "$1" "peak on the card" "$(peak_of "$logs/$1.watch")" "GiB" "by the driver's count"
     [ -s "$logs/model24.jsonl" ] || return
     ours=$(number tokens_per_s <(tail -n +2 "$logs/model24.jsonl") | median)
