@@ -271,14 +271,17 @@ static stk_status keep_on_device(stk_engine *e, struct eng_placement *pl, bool a
                                  const struct limits *lim, struct stk_error *err)
 {
     uint32_t had = 0;
+    /* without a cap it is what was free, and others (a screen, CUDA's own modules) may want some of that */
+    const uint64_t spare = lim->device_given ? 0 : lim->device / 32;
     if (!twin_auto(e, pl)) return STK_OK;
     for (int round = 0; round < 3; round++) {
         struct eng_placement next = *pl;
         struct needs n;
         STK_TRY(place_sum(e, pl, err));
         if (!fits(pl, lim)) return STK_OK;
+        uint64_t left = lim->device - pl->device_bytes;
         next.twin_elems = UINT64_MAX;
-        next.twin_room = twin_total(e) + (lim->device - pl->device_bytes);
+        next.twin_room = twin_total(e) + (left > spare ? left - spare : 0);
         place_fill(e, &next);
         if (twin_blocks(e) <= had) break;
         had = twin_blocks(e);

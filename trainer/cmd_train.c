@@ -16,9 +16,23 @@ static const char usage_train[] =
 static const char usage_plan[] = "usage: stoker plan --model DIR --data FILE --steps N [options of "
                                  "train] [--plan FILE] [--trace FILE]";
 
+/* The table of who owns which byte, as the start prints it. */
+static void add_memory(json_t *j, const stk_engine *e)
+{
+    const char *tier, *owner;
+    uint64_t bytes;
+    json_t *rows = json_array();
+    for (uint32_t i = 0; stk_table(e, i, &tier, &owner, &bytes); i++)
+        if (bytes > 0)
+            json_array_append_new(rows, json_pack("{s:s, s:s, s:I}", "tier", tier, "owner", owner, "bytes",
+                                                  (json_int_t)bytes));
+    json_object_set_new(j, "memory", rows);
+}
+
 static stk_status write_json(const struct train *t, struct stk_error *err)
 {
     json_t *j = forecast_json(&t->forecast, &t->o);
+    if (j) add_memory(j, t->r.e);
     char *text = j ? json_dumps(j, JSON_INDENT(1) | JSON_REAL_PRECISION(17)) : NULL;
     json_decref(j);
     if (!text) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for the prediction");

@@ -54,6 +54,27 @@ def test_beside_and_between_write_the_same_files(p):
         assert lines[-1]["saved_step"] >= 6
 
 
+def on_device(part):
+    """Blocks whose state lies in the device's memory; 0: none, on this machine's own."""
+    return ["--device", "host:discrete", "--optimizer-on-device", str(part)] if part else []
+
+
+def test_state_on_the_device_writes_the_same_files_and_resumes_anywhere(p):
+    for k, part in enumerate([0, 0.4, 1]):
+        for mode in ["sync", "async"]:
+            name = "device%d%s" % (k, mode)
+            out, _ = p.train(name, "--steps", "6", *on_device(part), "--checkpoint-every", "2", "--keep-checkpoints", "9", "--checkpoint", mode)
+            row = re.search(r"^  device  optimizer state on the device +[0-9.]+ ", out, re.M)
+            assert bool(row) == bool(part) == ("optimizer state on the device: " in out), out
+            for step in checkpoints(p, "device0sync"):
+                same_folders(p.at("device0sync", "checkpoints", step), p.at(name, "checkpoints", step))
+            assert weights(p, name) == weights(p, "device0sync")
+    for k, part in enumerate([0.4, 1, 0]):  # from another part
+        p.train("moved%d" % k, "--steps", "2", *on_device([1, 0, 0.4][k]), "--save-final-state")
+        p.train("moved%d" % k, "--steps", "6", *on_device(part), "--resume")
+        assert weights(p, "moved%d" % k) == weights(p, "device0sync")
+
+
 def test_async_is_the_default_and_other_words_are_refused(p):
     out, _ = p.train("default", "--steps", "3", "--checkpoint-every", "2")
     assert "beside the steps" in out, out
@@ -79,7 +100,8 @@ def test_kill_9_at_random_moments(p):
         k += 1
         name = "kill%d" % k
         options = ["--steps", STEPS, "--checkpoint-every", rng.choice([1, 2, 3])]
-        child = subprocess.Popen([STOKER, "train", "--model", p.model, "--data", p.data, "--out", p.at(name), *map(str, options), *SMALL],
+        where, then = on_device(rng.choice([0, 0.4, 1])), on_device(rng.choice([0, 0.4, 1]))
+        child = subprocess.Popen([STOKER, "train", "--model", p.model, "--data", p.data, "--out", p.at(name), *map(str, options), *where, *SMALL],
                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         time.sleep(rng.uniform(0.1, 1) * took)  # where it dies is the test's only chance, not its truth
         alive = child.poll() is None
@@ -92,7 +114,7 @@ def test_kill_9_at_random_moments(p):
         partial += bool(left)
         steps = glob.glob(p.at(name, "checkpoints", "step-*"))
         if not os.path.exists(p.at(name, "config.json")):
-            out, _ = p.train(name, *options, *(["--resume"] if steps else []))
+            out, _ = p.train(name, *options, *then, *(["--resume"] if steps else []))
             assert all("removed" in out and os.path.basename(x) in out for x in left), out
         assert weights(p, name) == want, "kill %d, STK_SEED %d" % (k, SEED)
         assert not glob.glob(p.at(name, "checkpoints", ".partial-*"))
