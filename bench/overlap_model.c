@@ -81,7 +81,8 @@ static void configure(struct bench *b, stk_config *k)
     k->split_blocks = c->split_blocks;
     k->micro_batches = b->micros;
     k->chunk_elems = 2048;
-    k->compute_threads = k->update_threads = 1;
+    k->compute_threads = 1;
+    k->update_threads = 8;
     k->matmul = STK_MATMUL_F32;
     k->client_numerics = "overlap";
     k->nvme_buffer = c->buffer_bytes / OVERLAP_SCALE;
@@ -232,7 +233,7 @@ static void find_note(struct bench *b, struct overlap_result *r)
     const char *line;
     for (uint32_t i = 0; stk_note(b->e, i, &line); i++)
         if (!strncmp(line, "update: auto", 12)) snprintf(r->note, sizeof r->note, "%s", line);
-    if (b->c->activations == STK_ACT_AUTO) acts_text(&b->e->place, r->acts, sizeof r->acts);
+    if (b->c->activations == STK_ACT_AUTO) acts_text(b->e, &b->e->place, r->acts, sizeof r->acts);
 }
 
 static stk_status run(struct bench *b, struct overlap_result *r)
@@ -285,24 +286,6 @@ static bool split_first(const struct bench *b)
     return (tried ? pl->tried_blocks : pl->split_blocks) > 0;
 }
 
-/* The update alone cannot fill DRAM (63 of 70 GB/s), and a copy beside it takes its share: speeds are max-min
- * fair. A second of copying at the link's full rate slows the update by what both want of DRAM beyond all of
- * it. No bound of every schedule: copies that were held back to the 7 GB/s that the update leaves would cost it
- * nothing (with the link alone made slower steps came out up to 4 % below this). The engine does not hold copies
- * back, so this is what its steps can reach. */
-static double update_beside_copies(const struct bench *b, const struct overlap_result *r)
-{
-    const struct dev_model *m = &b->model;
-    double team = m->update_bytes_per_s / m->dram_bytes_per_s, sum = r->own_s[OVERLAP_UPDATE];
-    const double rate[2] = { m->copy_in_bytes_per_s, m->copy_out_bytes_per_s },
-                 own[2] = { r->own_s[OVERLAP_COPY_IN], r->own_s[OVERLAP_COPY_OUT] };
-    for (int k = 0; k < 2; k++) {
-        double asked = team + rate[k] / m->dram_bytes_per_s;
-        if (asked > 1) sum += own[k] * (asked - 1);
-    }
-    return sum;
-}
-
 static void find_floor(const struct bench *b, struct overlap_result *r)
 {
     const stk_update u = b->e->place.update == PLAN_SPECULATE ? STK_UPDATE_SPECULATE : b->c->update;
@@ -311,7 +294,6 @@ static void find_floor(const struct bench *b, struct overlap_result *r)
     double staged = (double)b->e->place.arena_bytes[PLAN_ARENA_UPDATE];
     bool parts = split_first(b), barrier = u != STK_UPDATE_SPECULATE || b->c->clip == OVERLAP_BINDS;
     raise_floor(r, r->own_s[r->busiest], overlap_resource_name(r->busiest));
-    raise_floor(r, update_beside_copies(b, r), "update beside full-rate copies");
     raise_floor(r, r->own_s[OVERLAP_COMPUTE] + (parts ? 16 : 26) * edge / rate, "compute + first block");
     if (!barrier) return;
     double x = parts ? backward * rate / (26 * all) : 0;

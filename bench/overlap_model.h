@@ -48,8 +48,7 @@ struct overlap_result {
     double step_s;
     double own_s[OVERLAP_RESOURCES]; /* bytes or FLOPs over the resource's own rate */
     enum overlap_resource busiest;
-    double floor_s;             /* no schedule that copies at the link's full rate is faster; at least
-                                 * the busiest resource's time */
+    double floor_s;             /* no schedule is faster; at least the busiest resource's time */
     const char *floor_text;
     struct { double nvme, copy, update, other; } wait_s;
     double spec_share;          /* of the chunks: updated before the norm was known */

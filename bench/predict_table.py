@@ -2,6 +2,8 @@
 """The predicted step of 8B and 14B models on a machine one does not have, by tokens per step, update mode and placement.
 
     python3 bench/predict_table.py --stoker build/stoker [--machine rtx4090] [--json F]
+    python3 bench/predict_table.py --stoker build/stoker --models 6.7B,14.8B --states auto,no-nvme --updates auto --micro-batch 4
+        --tokens 8192,16384,32768,65536 --host-memory 64GiB,32GiB
 
 Writes a Markdown table: for each model, number of tokens and update mode, the fastest micro-batch and activation policy of those tried, in
 tokens per second. Needs neither the machine nor the weights: `stoker plan --machine` reads a configuration only.
@@ -15,17 +17,37 @@ MODELS = {
     "14B": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu", "hidden_size": 5120, "intermediate_size": 13824,
             "num_hidden_layers": 48, "num_attention_heads": 40, "num_key_value_heads": 8, "vocab_size": 152064, "max_position_embeddings": 131072,
             "rms_norm_eps": 1e-5, "rope_theta": 1000000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16"},
+    "6.7B": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 11008,
+             "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 32000, "max_position_embeddings": 4096,
+             "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16"},
 }
-STATES = {"RAM": ["--params", "host", "--optimizer-state", "host", "--grads", "host"],
+MODELS["14.8B"] = MODELS["14B"]
+# auto: what the planner chooses with the machine's drives; no-nvme: on the same machine without any
+STATES = {"auto": [], "no-nvme": [],
+          "RAM": ["--params", "host", "--optimizer-state", "host", "--grads", "host"],
           "NVMe": ["--params", "host", "--optimizer-state", "nvme", "--grads", "host"]}
 SEQ = 1024
+
+
+def without_drives(args, work):
+    """The machine's file, its drives left out."""
+    path = args.machine
+    if not os.path.exists(path):
+        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "share", "machines", args.machine + ".json")
+    with open(path) as f:
+        machine = dict(json.load(f), drives=[])
+    out = os.path.join(work, "machine.json")
+    with open(out, "w") as f:
+        json.dump(machine, f)
+    return out
 
 
 def plan(args, work, model, tokens, micro, activations, update, state, extra):
     out = os.path.join(work, "p.json")
     if os.path.exists(out):
         os.remove(out)
-    command = [args.stoker, "plan", "--machine", args.machine, "--model", os.path.join(work, model),
+    machine = without_drives(args, work) if state == "no-nvme" else args.machine
+    command = [args.stoker, "plan", "--machine", machine, "--model", os.path.join(work, model),
                "--data", os.path.join(work, "data.bin"), "--steps", "1", "--seq", str(SEQ), "--batch", str(tokens // SEQ),
                "--micro-batch", str(micro), "--activations", activations, "--update", update, "--json", out] + STATES[state] + extra
     done = subprocess.run(command, capture_output=True, text=True)
@@ -39,7 +61,7 @@ def plan(args, work, model, tokens, micro, activations, update, state, extra):
 def best(args, work, model, tokens, update, state, extra=()):
     found, why = None, ""
     acts = ("auto",) if update == "auto" else ("host", "recompute", "keep")  # auto: all that the planner chooses
-    for micro, act in itertools.product((2, 4, 8, 16), acts):
+    for micro, act in itertools.product(map(int, args.micro_batch.split(",")), acts):
         if micro * SEQ > tokens:
             continue
         result, text = plan(args, work, model, tokens, micro, act, update, state, list(extra))
@@ -58,6 +80,8 @@ def main():
     p.add_argument("--tokens", default="4096,8192,16384,32768")
     p.add_argument("--updates", default="serial,chase,split,speculate,auto")
     p.add_argument("--states", default="RAM,NVMe")
+    p.add_argument("--micro-batch", default="2,4,8,16", help="sizes to try")
+    p.add_argument("--host-memory", default="", help="budgets, e.g. 64GiB,32GiB; default: the machine's memory")
     p.add_argument("--json")
     args = p.parse_args()
     print("| model | states | tokens | update | tok/s | step s | busiest (share of the step) | waits s: nvme, copy, update, other "
@@ -70,10 +94,12 @@ def main():
             os.mkdir(os.path.join(work, model))
             with open(os.path.join(work, model, "config.json"), "w") as f:
                 json.dump(MODELS[model], f)
-            for state, tokens, update in itertools.product(args.states.split(","), map(int, args.tokens.split(",")), args.updates.split(",")):
-                r, why = best(args, work, model, tokens, update, state)
+            for budget, state, tokens, update in itertools.product(args.host_memory.split(","), args.states.split(","),
+                                                                   map(int, args.tokens.split(",")), args.updates.split(",")):
+                r, why = best(args, work, model, tokens, update, state, ["--host-memory", budget] if budget else [])
                 if r is None:
-                    print("| %s | %s | %d | %s | - | | | | %s | |" % (model, state, tokens, update, why.replace("|", "/")[:120]), flush=True)
+                    why = why.splitlines()[-1].replace("|", "/") if why else ""
+                    print("| %s | %s | %d | %s | - | | | | %s | %s |" % (model, state, tokens, update, why[:240], budget), flush=True)
                     continue
                 x, b = r["exposed_s"], r["peak_bytes"]
                 print("| %s | %s | %d | %s | %.0f | %.2f | %s (%.0f %%) | %.2f, %.2f, %.2f, %.2f | %d x %d, %s | %.0f GiB, %.1f GiB |"

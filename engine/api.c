@@ -6,7 +6,9 @@
 #include "engine/machine.h"
 #include "engine/save.h"
 #include "engine/spec.h"
+#include "engine/twin.h"
 #include "base/sys.h"
+#include "offload/adam_device.h"
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,6 +28,7 @@ void stk_config_init(stk_config *c, size_t size)
     d.clip = 1.0;
     d.micro_batches = 1;
     d.prefetch = d.split_blocks = UINT32_MAX;
+    d.optimizer_on_device = STK_ON_DEVICE_AUTO;
     memcpy(c, &d, d.size);
 }
 
@@ -137,6 +140,11 @@ static stk_status check_range(stk_engine *e)
     if (c->dtype != STK_BF16 && c->dtype != STK_FP16)
         return stk_error_set(err, STK_ERR_CONFIG, 0,
                              "dtype must be bf16 or fp16: the master is always fp32");
+    if (!(c->optimizer_on_device <= 1) || (c->optimizer_on_device < 0 && c->optimizer_on_device != STK_ON_DEVICE_AUTO))
+        return stk_error_set(err, STK_ERR_CONFIG, 0,
+                             "optimizer_on_device %g must be a fraction of the parameters, 0 (none) to 1, or "
+                             "-1 (auto)",
+                             c->optimizer_on_device);
     if (c->chunk_elems % 2048)
         return stk_error_set(
             err, STK_ERR_CONFIG, 0,
@@ -284,6 +292,7 @@ static stk_status open_machine(stk_engine *e)
                           .seed = c->seed,
                           .poison = c->poison,
                           .model = c->machine ? &model : c->sim_model,
+                          .adam = adam_device_run,
                           .plan_only = c->machine != NULL };
     STK_TRY(dev_open(&dc, &e->dev, err));
     dev_caps_read(e->dev, &e->caps);
@@ -293,6 +302,7 @@ static stk_status open_machine(stk_engine *e)
     STK_TRY(dev_stream_open(e->dev, "copy-out", 0, &e->copy_out, err));
     for (int i = 0; i < ENG_CASTS; i++)
         STK_TRY(dev_stream_open(e->dev, i ? "cast 1" : "cast 0", 0, &e->cast[i], err));
+    if (!e->caps.host_in_place) STK_TRY(dev_stream_open(e->dev, "update", 0, &e->update, err));
     e->adam = adam_pick(NULL);
     eng_note(e, "device: %s", e->caps.numerics);
     eng_note(e, "update: %s", e->adam->name);
@@ -337,6 +347,7 @@ static void quiesce(stk_engine *e)
     if (e->compute) dev_sync(e->compute, &ignored);
     if (e->copy_in) dev_sync(e->copy_in, &ignored);
     if (e->copy_out) dev_sync(e->copy_out, &ignored);
+    if (e->update) dev_sync(e->update, &ignored);
     for (int i = 0; i < ENG_CASTS; i++)
         if (e->cast[i]) dev_sync(e->cast[i], &ignored);
     /* what has stalled already is not waited for as long again */
@@ -378,6 +389,7 @@ stk_status stk_close_left(stk_engine *e, char **left)
     dev_stream_close(e->compute);
     dev_stream_close(e->copy_in);
     dev_stream_close(e->copy_out);
+    dev_stream_close(e->update);
     for (int i = 0; i < ENG_CASTS; i++) dev_stream_close(e->cast[i]);
     io_stop(e->io); /* a transfer that did not end in time must not find the store gone */
     stk_status st = store_close_left(e->store, &why);
@@ -394,6 +406,7 @@ stk_status stk_close_left(stk_engine *e, char **left)
     trace_free(e);
     cache_free(e);
     spec_free(e);
+    twin_free(e);
     sys_free(e->second);
     sys_free(e->team_of);
     topology_close(e->topology);

@@ -15,7 +15,6 @@
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #define SECOND_NS 1000000000ull
@@ -25,10 +24,14 @@
 #define MEASURE_LEAST_BYTES (128ull << 20) /* less room for it: no figures, as it would be a small
                                             * file in the drive's cache */
 
+#define MEASURE_MOST_DEPTH 32u             /* as transfers go out (io_cfg.depth) */
+#define MEASURE_BUFFER_BYTES (256ull << 20) /* more than caches hold of what one transfer after another
+                                            * left there: a run's arenas are larger */
+
 struct eng_drive {
     struct drive_facts facts;
     struct measure_rates rates;
-    double cores_busy;          /* while it was measured: what moving bytes takes of the cores */
+    struct measure_load load;   /* that they were measured with */
     bool measured;
     uint32_t first;             /* lowest index of a folder on the same drive */
     uint32_t folders;           /* that share the drive */
@@ -143,6 +146,22 @@ static const struct plan *step_plan(const stk_engine *e)
     return e->plan_train ? e->plan_train : e->plan_eval;
 }
 
+/* Does a visit ever wait for a read? Parameters or activations that it uses come from a drive. */
+static bool visits_read(const struct plan *p)
+{
+    for (uint32_t i = 0; p && i < p->n_nodes; i++) {
+        const struct plan_node *x = &p->nodes[i];
+        if (x->kind == PLAN_ACT_IN || (x->kind == PLAN_FETCH && x->visit != PLAN_NO)) return true;
+    }
+    return false;
+}
+
+uint64_t drives_depth_bytes(const stk_engine *e)
+{
+    bool reads = e->cfg.own_order || visits_read(e->plan_train) || visits_read(e->plan_eval);
+    return reads ? ENG_DRIVE_BYTES : ENG_DRIVE_BYTES_FREE;
+}
+
 /* Bytes that a step moves; a period of the plan. */
 static void step_bytes(const stk_engine *e, uint64_t *read, uint64_t *write)
 {
@@ -164,27 +183,44 @@ static uint64_t measure_time(const stk_engine *e)
     return needed || (e->predicting && read + write > SOME_BYTES) ? SECOND_NS : 0;
 }
 
-static double cpu_ns(void)
+/* What a step will have in flight: as many requests of its size as the limit allows (the size of that in
+ * which the mean byte travels), going round in as much memory as there will be, as far as that matters. */
+static struct measure_load load_of(const stk_engine *e)
 {
-    struct rusage u = { 0 };
-    getrusage(RUSAGE_SELF, &u);
-    return 1e9 * (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
-           1e3 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
+    const struct plan *p = step_plan(e);
+    double bytes = 0, squares = 0;
+    uint64_t limit = drives_depth_bytes(e), block;
+    for (uint32_t i = 0; p && i < p->n_nodes; i++) {
+        const struct plan_node *n = &p->nodes[i];
+        if (n->resource != PLAN_NVME_READ && n->resource != PLAN_NVME_WRITE) continue;
+        double size = n->bytes < IO_TRANSFER_MAX ? (double)n->bytes : IO_TRANSFER_MAX;
+        bytes += (double)n->bytes;
+        squares += (double)n->bytes * size;
+    }
+    block = bytes > 0 ? (uint64_t)(squares / bytes) : 1u << 20;
+    block = round_page(block ? block : 1);
+    uint64_t depth = (limit + block / 2) / block;
+    struct measure_load load = { .block_bytes = block,
+                                 .depth = depth < 2 ? 2 : depth > MEASURE_MOST_DEPTH ? MEASURE_MOST_DEPTH
+                                                                                     : (uint32_t)depth,
+                                 .buffer_bytes = e->place.host_bytes / 4 };
+    if (load.buffer_bytes > MEASURE_BUFFER_BYTES) load.buffer_bytes = MEASURE_BUFFER_BYTES;
+    return load;
 }
 
 static stk_status measure_one(stk_engine *e, uint32_t i, uint64_t budget_ns)
 {
     struct eng_drive *d = &e->drives[i];
     struct stk_error err = { 0 };
+    d->load = load_of(e);
     int64_t room = sys_disk_free(e->paths[i]);
-    double cpu = cpu_ns(), wall = (double)exec_now_ns(e->ex);
     uint64_t most = room > 0 && (uint64_t)room / 2 < MEASURE_WRITE_BYTES ? (uint64_t)room / 2
                                                                           : MEASURE_WRITE_BYTES;
     stk_status st = most < MEASURE_LEAST_BYTES
                         ? stk_error_set(&err, STK_ERR_NOSPACE, 0, "half of what is free is less "
                                         "than %llu MiB",
                                         MEASURE_LEAST_BYTES >> 20)
-                        : measure_rates(e->paths[i], budget_ns, most, &d->rates, &err);
+                        : measure_rates(e->paths[i], &d->load, budget_ns, most, &d->rates, &err);
     if (st == STK_ERR_NOSPACE) { /* the run itself may fit: its store says so */
         eng_note(e, "drive %s: too little room to measure it: %s", e->paths[i], err.text);
         return STK_OK;
@@ -200,8 +236,6 @@ static stk_status measure_one(stk_engine *e, uint32_t i, uint64_t budget_ns)
                              "folder out, or give --nvme-weights and --measure-drives off",
                              e->paths[i]);
     d->measured = true;
-    wall = (double)exec_now_ns(e->ex) - wall;
-    d->cores_busy = wall > 0 ? (cpu_ns() - cpu) / wall : 0;
     return STK_OK;
 }
 
@@ -213,7 +247,7 @@ stk_status drives_measure(stk_engine *e)
         struct eng_drive *d = &e->drives[i], *first = &e->drives[d->first];
         if (d->first == i) STK_TRY(measure_one(e, i, budget_ns));
         d->rates = first->rates;
-        d->cores_busy = first->cores_busy;
+        d->load = first->load;
         d->measured = first->measured;
         all &= d->measured;
     }
@@ -257,10 +291,11 @@ static void note_drive(stk_engine *e, uint32_t i)
     if (d->measured)
         snprintf(rates, sizeof rates,
                  "reads %.2f GB/s, writes %.2f GB/s, both at once %.2f GB/s%s; reads' p99 %.2f ms "
-                 "alone, %.2f ms beside writes (16 MiB in flight)",
+                 "alone, %.2f ms beside writes (%u x %.1f MiB in flight)",
                  r->read_bytes_per_s / 1e9, r->write_bytes_per_s / 1e9, r->both_bytes_per_s / 1e9,
                  r->direct ? "" : " (through the page cache)", (double)r->read_p99_ns / 1e6,
-                 (double)r->mixed_read_p99_ns / 1e6);
+                 (double)r->mixed_read_p99_ns / 1e6, d->load.depth,
+                 (double)d->load.block_bytes / (1u << 20));
     else
         snprintf(rates, sizeof rates, "not measured");
     snprintf(what, sizeof what, "%s%s%s", d->facts.device[0] ? d->facts.device : "no block device",
@@ -333,7 +368,7 @@ bool stk_drive_info(const stk_engine *e, uint32_t i, stk_drive *out)
         out->read_bytes_per_s = d->rates.read_bytes_per_s;
         out->write_bytes_per_s = d->rates.write_bytes_per_s;
         out->both_bytes_per_s = d->rates.both_bytes_per_s;
-        out->cores_busy = d->cores_busy;
+        out->cores_busy = d->rates.cores_busy;
         out->read_p99_ns = d->rates.read_p99_ns;
         out->mixed_read_p99_ns = d->rates.mixed_read_p99_ns;
     }

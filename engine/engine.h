@@ -10,6 +10,7 @@
 #include "base/exec.h"
 #include "base/mem.h"
 #include "engine/cores.h"
+#include "engine/pace.h"
 #include "engine/plan.h"
 #include "engine/stoker.h"
 #include "engine/trace.h"
@@ -54,6 +55,8 @@ struct eng_placement {
     uint32_t cached[CHUNK_STATE_N]; /* state on NVMe: its first so many units (PARAM: blocks, else
                                      * chunks, in the update's order) have host homes all the same
                                      * (engine/cache.c) */
+    uint64_t twin_elems, twin_room; /* on the device: whole blocks of at most so many trainable elements and
+                                     * so many bytes together (engine/twin.h); 0: none */
     uint64_t arena_bytes[PLAN_ARENA_N];
     uint64_t host_bytes, device_bytes, nvme_bytes; /* sums, with everything the table has */
 };
@@ -80,6 +83,7 @@ struct run_op {
     struct exec_task task;          /* device and update completions */
     struct store_op store;
     struct exec_team_job job;
+    uint32_t set;                   /* DEVICE_UPDATE: of spans (engine/twin.h) */
     _Atomic uint32_t parts[CHUNK_GRAD]; /* UPDATE: of the checksums of PARAM and OPT (store_sum_part) */
     uint64_t begin_ns;
     struct run_op *next_free;
@@ -87,7 +91,7 @@ struct run_op {
 
 #define RUN_OPS_PER_RESOURCE 32
 /* In flight per drive, whatever the operations' size: as much as where drives are measured
- * (nvme/measure_rates.c). More is a queue that a demand read waits behind. Where no visit reads a drive
+ * (engine/drives.c). More is a queue that a demand read waits behind. Where no visit reads a drive
  * there is none: what the update's ring holds may be on its way, which was 4 to 7 % of a step. */
 #define ENG_DRIVE_BYTES (16ull << 20)
 #define ENG_DRIVE_BYTES_FREE (64ull << 20)
@@ -102,6 +106,16 @@ struct run_pool {
     struct run_op op[RUN_OPS_PER_RESOURCE];
     struct run_op *free;
     uint32_t in_flight, limit;
+};
+
+/* engine/twin.h */
+#define TWIN_IN_FLIGHT 8u /* chunks under update on the device at once */
+struct ops_adam_span;
+struct eng_twin {
+    struct ops_adam_span *spans;    /* TWIN_IN_FLIGHT sets of spans_max: arguments of updates in flight */
+    uint32_t spans_max;
+    bool busy[TWIN_IN_FLIGHT];      /* engine lane */
+    bool any;                       /* some block lies on the device */
 };
 
 struct eng_drive; /* engine/drives.c */
@@ -127,6 +141,7 @@ struct eng_run {
     uint64_t *heap[PLAN_RESOURCE_N]; /* ready nodes, a binary heap by rank; capacity
                                       * n_nodes */
     uint32_t heap_n[PLAN_RESOURCE_N];
+    uint64_t ready_bytes[PLAN_RESOURCE_N]; /* of the nodes in the heap */
     struct run_pool pool[PLAN_RESOURCE_N];
     uint32_t nodes_left;            /* of the parts that run */
     uint32_t update_left;           /* of part UPDATE */
@@ -195,6 +210,7 @@ struct eng_save {
     uint64_t begin_ns, gated_ns, wait_ns, step_wait_ns;
     bool active, busy, broken, quiet, complete;
     struct store_op get[CHUNK_STATE_N];
+    struct exec_task copied;        /* a chunk that lies on the device is in `raw` */
     struct save_job job;
     struct ckpt_files *files;
     struct json_t *doc;
@@ -218,7 +234,7 @@ struct near_parts { /* a piece of memory in parts, one after the other, of each 
     uint64_t bytes[CORES_TEAMS_MAX];
 };
 
-struct eng_counts { uint64_t nvme_read, nvme_write, copy_in, copy_out, param_fetch; };
+struct eng_counts { uint64_t nvme_read, nvme_write, copy_in, copy_out, param_fetch, paced /* copies */; };
 
 
 struct stk_engine {
@@ -251,6 +267,7 @@ struct stk_engine {
     struct dev *dev;
     struct dev_caps caps;
     struct dev_stream *compute, *copy_in, *copy_out;
+    struct dev_stream *update;      /* of what lies on the device; NULL: in place */
     struct dev_stream *cast[ENG_CASTS]; /* two: a cast is one thread on the host, and the last
                                          * blocks of backward have the cores to themselves */
     struct io *io;
@@ -283,6 +300,7 @@ struct stk_engine {
 
     /* the step */
     struct eng_run run;
+    struct pace pace;               /* of this machine; all 0: nothing is paced */
     struct adam_coefs coef;         /* for the pending update */
     bool pending;                   /* part UPDATE is to be run: an update is due, or an undo */
     struct eng_spec *spec;          /* update mode `speculate`; else NULL */
@@ -325,6 +343,7 @@ struct stk_engine {
     struct eng_durable durable;
     struct eng_trace trace;
     struct eng_save save;
+    struct eng_twin twin;
     struct state_io *sio;           /* engine/state.c: the staged chunk of fills, reads,
                                      * checkpoints */
 };
@@ -343,6 +362,11 @@ stk_status near_teams(stk_engine *e); /* opens them; before memory is reserved *
 stk_status near_reserve(stk_engine *e, const char *owner, uint64_t size_bytes, const struct near_parts *parts,
                         void **out);
 void near_note(stk_engine *e);
+
+/* --- seal.c ----------------------------------------------------------------------------------- */
+/* Pinned for the device's copies: a whole piece or nothing of it. What cannot be pinned is right, only slower to
+ * copy: one line says how much that is. */
+stk_status seal_pin(stk_engine *e, void *p, uint64_t size_bytes);
 
 /* --- place_table.c: pure ---------------------------------------------------------------------- */
 /* Fills e->pblocks, pchunks, pplaces from layout and places (homes from `pl`). */
@@ -406,6 +430,7 @@ stk_status drives_check_folders(stk_engine *e); /* they are there and may be wri
 stk_status drives_find(stk_engine *e);          /* facts and given weights; also for a dry seal */
 stk_status drives_check_room(stk_engine *e);    /* STK_ERR_NOSPACE with the numbers */
 stk_status drives_measure(stk_engine *e);       /* [waits] as cfg.measure_ns says; weights */
+uint64_t drives_depth_bytes(const stk_engine *e); /* most in flight per drive, by the plans */
 void drives_configure(const stk_engine *e, struct store_cfg *sc); /* weights and limits */
 void drives_note(stk_engine *e);                /* figures, shares, what a step writes */
 void drives_free(stk_engine *e);
@@ -434,6 +459,7 @@ void run_abandon(stk_engine *e, uint32_t from); /* own order: visits `from`... c
 void run_release_hold(stk_engine *e);            /* own order: the held visit completes */
 void run_pass_early(stk_engine *e, uint32_t node); /* a node with `spec` that waits completes now */
 void run_fail(stk_engine *e, const struct stk_error *err);
+struct pace_now run_pace(const stk_engine *e);
 struct run_op *run_op_take(stk_engine *e, uint32_t resource, uint32_t node);
 void run_op_give(stk_engine *e, uint32_t resource, struct run_op *op);
 

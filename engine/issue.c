@@ -6,6 +6,7 @@
  * completion checks its status: an error ends the run with a sentence (run_fail). */
 #include "engine/save.h"
 #include "engine/spec.h"
+#include "engine/twin.h"
 #include "engine/update.h"
 #include "gpu/ops.h"
 #include <string.h>
@@ -185,7 +186,8 @@ static void *home_or_slot(stk_engine *e, uint32_t slot, uint64_t offset, uint32_
                           enum chunk_state state)
 {
     if (slot != PLAN_NO) return eng_slot(e, e->run.plan, slot, offset);
-    void *home = e->layout->chunks[chunk].host[state];
+    const struct stk_chunk *c = &e->layout->chunks[chunk];
+    void *home = c->home[state] == CHUNK_DEVICE ? c->device[state] : c->host[state];
     STK_ASSERT(home != NULL);
     return home;
 }
@@ -200,6 +202,9 @@ static void note_gradient(stk_engine *e, const struct plan_node *n, void *at)
 static bool issue_copy(stk_engine *e, uint32_t node)
 {
     const struct plan_node *n = node_of(e, node);
+    const struct pace_now now = run_pace(e);
+    double paced = pace_copy(&e->pace, &now, n);
+    if (paced > 0 && e->run.pool[n->resource].in_flight >= PACE_IN_FLIGHT) return false;
     struct run_op *op = run_op_take(e, n->resource, node);
     if (!op) return false;
     bool in = n->resource == PLAN_COPY_IN_LINK;
@@ -212,7 +217,8 @@ static bool issue_copy(stk_engine *e, uint32_t node)
     struct dev_stream *s = in ? e->copy_in : e->copy_out;
     if (n->kind == PLAN_GRAD_OUT) note_gradient(e, n, dst);
     struct stk_error err = { 0 };
-    stk_status st = dev_copy(s, dst, src, n->bytes, in ? DEV_TO_DEVICE : DEV_TO_HOST, &err);
+    stk_status st = dev_copy_paced(s, dst, src, n->bytes, in ? DEV_TO_DEVICE : DEV_TO_HOST, paced, &err);
+    e->counts.paced += paced > 0;
     return stream_finish(e, op, s, st, &err);
 }
 
@@ -449,29 +455,46 @@ static void update_done(void *arg)
     exec_post(e->lane, &e->pump_task);
 }
 
-void update_job(struct run_op *op, uint32_t each, void (*slice)(void *, uint32_t, uint32_t), void (*done)(void *))
+static struct exec_team *team_of_node(const stk_engine *e, uint32_t node)
+{
+    return e->team[e->team_of ? e->team_of[node_of(e, node)->chunk] : 0];
+}
+
+static uint32_t team_members(const stk_engine *e, uint32_t node)
+{
+    return exec_team_members(team_of_node(e, node));
+}
+
+static void update_job_slices(struct run_op *op, uint32_t slices, void (*slice)(void *, uint32_t, uint32_t),
+                              void (*done)(void *))
 {
     stk_engine *e = op->e;
-    uint32_t chunk = node_of(e, op->node)->chunk;
-    struct exec_team *team = e->team[e->team_of ? e->team_of[chunk] : 0];
     exec_task_init(&op->task, done, op);
     op->job.fn = slice;
     op->job.arg = op;
-    op->job.n_slices = each * exec_team_members(team);
+    op->job.n_slices = slices;
     op->job.beside = true; /* what it depends on is complete, or it would not have been ready */
     op->job.done_lane = e->lane;
     op->job.done = &op->task;
-    exec_team_run(team, &op->job);
+    exec_team_run(team_of_node(e, op->node), &op->job);
+}
+
+void update_job(struct run_op *op, uint32_t each, void (*slice)(void *, uint32_t, uint32_t), void (*done)(void *))
+{
+    update_job_slices(op, each * team_members(op->e, op->node), slice, done);
 }
 
 static bool issue_update(stk_engine *e, uint32_t node)
 {
+    const struct pace_now now = run_pace(e);
+    const uint32_t members = team_members(e, node), most = pace_team(&e->pace, &now, node_of(e, node), members);
+    if (most < members && e->run.pool[PLAN_UPDATE_TEAM].in_flight >= e->cores.n_teams) return false;
     struct run_op *op = run_op_take(e, node_of(e, node)->resource, node);
     /* the simulation's time does not depend on it */
     uint32_t each = exec_kind_of(e->ex) == EXEC_THREADS ? ADAM_MEMBER_SLICES : 1;
     if (!op) return false;
     for (uint32_t s = 0; s < CHUNK_GRAD; s++) atomic_init(&op->parts[s], 0);
-    update_job(op, each, update_slice_run, update_done);
+    update_job_slices(op, most < members ? most : each * members, update_slice_run, update_done);
     return true;
 }
 
@@ -501,6 +524,7 @@ bool issue_node(stk_engine *e, uint32_t node)
     case PLAN_UPDATE:
         return node_of(e, node)->spec ? spec_issue_update(e, node) : issue_update(e, node);
     case PLAN_COMMIT: return issue_update(e, node);
+    case PLAN_DEVICE_UPDATE: return twin_issue_update(e, node);
     case PLAN_UNDO: return spec_issue_undo(e, node);
     case PLAN_NORM: norm_collect(e); run_complete(e, node); return true;
     case PLAN_JOIN: run_complete(e, node); return true;

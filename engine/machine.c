@@ -263,6 +263,22 @@ bool machine_drives(const stk_engine *e, stk_machine *m, uint8_t drive_of_path[S
     return true;
 }
 
+/* --- pacing ----------------------------------------------------------------------------------- */
+
+void machine_pace(const stk_engine *e, struct pace *out)
+{
+    stk_machine m;
+    *out = (struct pace){ 0 };
+    if (machine_simulated(e, &m)) {
+        pace_of_machine(&m, out);
+    } else if (e->predicting && e->caps.copy_paced) {
+        m = e->measured;
+        m.on_host = false;
+        m.copy_in_bytes_per_s = m.copy_out_bytes_per_s = 0; /* the processor's, not the link's */
+        pace_of_machine(&m, out);
+    }
+}
+
 /* --- simulated -------------------------------------------------------------------------------- */
 
 struct dev_model machine_model(const stk_machine *m)

@@ -89,7 +89,8 @@ void mode_note(stk_engine *e, const struct eng_placement *pl)
     if (e->cfg.update == STK_UPDATE_AUTO && pl->update == PLAN_SPECULATE && !e->mode_try.set)
         eng_note(e, "update: speculate, because clipping is off: state moves under backward, too");
     if (pl->update != PLAN_SPECULATE) return;
-    for (uint32_t i = 0; i < e->layout->n_chunks; i++) n += e->pchunks[i].spec;
+    for (uint32_t i = 0; i < e->layout->n_chunks; i++)
+        n += e->pchunks[i].spec || e->pchunks[i].home[CHUNK_OPT] == CHUNK_DEVICE;
     if (n < e->n_use_chunks)
         eng_note(e, "update: %u of %u chunks may be updated before the norm is known; the others have "
                     "no room for an undo record", n, e->n_use_chunks);
@@ -107,17 +108,27 @@ stk_status mode_check(stk_engine *e, const struct eng_placement *pl)
                          e->cfg.moments == STK_MOMENTS_BF16 ? "bf16" : "8bit");
 }
 
+static bool on_device(const stk_engine *e, uint32_t block)
+{
+    const struct stk_block *b = &e->layout->blocks[block];
+    return b->n_chunks > 0 && e->pchunks[b->first_chunk].home[CHUNK_PARAM] == CHUNK_DEVICE;
+}
+
 void mode_blocks(const stk_engine *e, const struct eng_placement *pl)
 {
-    uint32_t n = e->n_use_blocks;
-    for (uint32_t i = 0; i < e->layout->n_blocks; i++)
-        e->pblocks[i].split = e->pblocks[i].split_tried = e->pblocks[i].split_tried_only = false;
-    for (uint32_t i = 0; i < n; i++) {
-        struct plan_block_in *b = &e->pblocks[e->use_blocks[i]];
+    uint32_t n = 0, i = 0;
+    for (uint32_t k = 0; k < e->layout->n_blocks; k++) {
+        e->pblocks[k].split = e->pblocks[k].split_tried = e->pblocks[k].split_tried_only = false;
+        n += !on_device(e, k);
+    }
+    for (uint32_t k = 0; k < e->n_use_blocks; k++) { /* those that the team updates */
+        struct plan_block_in *b = &e->pblocks[e->use_blocks[k]];
+        if (on_device(e, e->use_blocks[k])) continue;
         bool late = pl->split_blocks > 0 && i + 1 < n && i + 1 + pl->tried_late >= n;
         b->split_tried = i < pl->tried_blocks || late;
         b->split_tried_only = late && i >= pl->split_blocks;
         b->split = i < pl->split_blocks || late;
+        i++;
     }
 }
 

@@ -8,11 +8,12 @@
  * best there, and in a tried step the first, the first two, or the last but one. serial never. With
  * clipping a mode is worth the mean of a step whose norm binds and one whose norm does not.
  * RULE. Another mode than chase takes memory (records of 1.3 bytes a parameter, second parameters of 2):
- * it must be predicted a twentieth faster where the norm binds or where it does not, nowhere slower (but
+ * it must be predicted three hundredths faster where the norm binds or where it does not, nowhere slower (but
  * for a hundredth, which is what predictions are good for), and fit beside everything else.
  * COST. With all state in host memory the placement of `chase` serves all candidates, and chunks are
  * merged until there are about CHUNKS_MOST. Where activations are `auto`, too, once more with those that
- * the mode found first wants. State on NVMe: two candidates, in full.
+ * the mode found first wants, and with those that it wants when all blocks are split. State on NVMe: two
+ * candidates, in full.
  * NOT PREDICTED, and so chase as before (mode.c has the rest of the rule): own order; a machine of which
  * nothing is known yet when memory is placed, which is every real run whose drives matter; a device that
  * computes on the host's cores, where the update hides under nothing. Bits never depend on it. */
@@ -23,7 +24,7 @@
 
 #include <string.h>
 
-#define GAIN_LEAST 0.05
+#define GAIN_LEAST 0.03
 #define LOSS_MOST 0.01
 #define CHUNKS_MOST 1024u
 
@@ -263,43 +264,90 @@ static bool open_mode(const stk_engine *e)
     return (u == STK_UPDATE_AUTO || parts) && predictable(e);
 }
 
-/* Searches, and places what is best. *nvme: state of chase, whose placement is compared, lies there. */
-static stk_status search_and_place(stk_engine *e, uint64_t host, uint64_t device, bool *nvme,
-                                   struct eng_placement *out)
+/* Places what was found, and says so. */
+static stk_status place_found(const struct search *s, struct eng_placement *out)
 {
-    struct search s = { .e = e, .host = host, .device = device };
-    if (open_mode(e)) search_all(&s);
-    *nvme = s.nvme;
+    stk_engine *e = s->e;
     memset(&e->mode_try, 0, sizeof e->mode_try);
-    if (s.best_s > 0 && !(e->cfg.update == STK_UPDATE_SPLIT && s.best.update != PLAN_SPLIT)) {
-        e->mode_try = s.best;
-        say(&s);
+    if (s->best_s > 0 && !(e->cfg.update == STK_UPDATE_SPLIT && s->best.update != PLAN_SPLIT)) {
+        e->mode_try = s->best;
+        say(s);
     }
     uint32_t notes = e->n_notes;
-    stk_status st = place_choose(e, host, device, out);
+    stk_status st = place_choose(e, s->host, s->device, out);
     if (st == STK_OK || !e->mode_try.set || e->mode_try.update == PLAN_CHASE) return st;
     e->mode_try = chase_try; /* merged chunks hid what is too much */
     eng_notes_cut(e, notes > 0 ? notes - 1 : 0);
     stk_error_clear(&e->err);
-    return place_choose(e, host, device, out);
+    return place_choose(e, s->host, s->device, out);
+}
+
+static void search_modes(struct search *s, stk_engine *e, uint64_t host, uint64_t device)
+{
+    *s = (struct search){ .e = e, .host = host, .device = device };
+    if (open_mode(e)) search_all(s);
+}
+
+struct asked_acts { stk_act activations; uint32_t last[STK_ACT_N]; };
+
+static void acts_set(stk_engine *e, const struct asked_acts *a)
+{
+    e->cfg.activations = a->activations;
+    memcpy(e->cfg.activations_last, a->last, sizeof a->last);
+}
+
+static struct asked_acts acts_as_placed(const struct eng_placement *pl)
+{
+    struct asked_acts a = { .activations = (stk_act)(pl->act + 1) };
+    for (uint32_t p = 0; p < PLAN_ACT_N; p++) a.last[p + 1] = pl->act_last[p];
+    return a;
+}
+
+/* Few blocks split want other activations than many do, and each finds the other worse: from the end of all
+ * split, too. */
+static void search_from_all_split(const struct search *found, const struct eng_placement *pl,
+                                  const struct asked_acts *asked, struct search *s, struct asked_acts *acts)
+{
+    stk_engine *e = found->e;
+    uint32_t notes = e->n_notes;
+    struct eng_placement all;
+    struct search other;
+    if (pl->act == PLAN_ACT_KEEP || found->best.split_blocks + 1 >= e->n_use_blocks) return;
+    e->mode_try = found->best;
+    e->mode_try.split_blocks = e->n_use_blocks;
+    acts_set(e, asked);
+    bool ok = place_choose(e, found->host, found->device, &all) == STK_OK;
+    eng_notes_cut(e, notes);
+    stk_error_clear(&e->err);
+    if (!ok) return;
+    const struct asked_acts wanted = acts_as_placed(&all);
+    acts_set(e, &wanted);
+    search_modes(&other, e, found->host, found->device);
+    if (!(other.best_s > 0) || other.best_s >= s->best_s) return;
+    *s = other;
+    *acts = wanted;
 }
 
 stk_status mode_place(stk_engine *e, uint64_t host_limit, uint64_t device_limit,
                       struct eng_placement *out)
 {
-    const stk_act asked = e->cfg.activations;
-    uint32_t last[STK_ACT_N], notes = e->n_notes;
-    bool nvme = false;
-    STK_TRY(search_and_place(e, host_limit, device_limit, &nvme, out));
-    if (asked != STK_ACT_AUTO || nvme || !e->mode_try.set || e->mode_try.update == PLAN_CHASE) return STK_OK;
+    struct asked_acts asked = { .activations = e->cfg.activations }, acts;
+    struct search first, s;
+    uint32_t notes = e->n_notes;
+    memcpy(asked.last, e->cfg.activations_last, sizeof asked.last);
+    search_modes(&first, e, host_limit, device_limit);
+    STK_TRY(place_found(&first, out));
+    if (asked.activations != STK_ACT_AUTO || first.nvme || !e->mode_try.set || e->mode_try.update == PLAN_CHASE)
+        return STK_OK;
     /* Activations were compared for the mode, but the mode with those that chase wants: once more, with the
      * activations that this mode wants. */
-    memcpy(last, e->cfg.activations_last, sizeof last);
-    e->cfg.activations = (stk_act)(out->act + 1);
-    for (uint32_t p = 0; p < PLAN_ACT_N; p++) e->cfg.activations_last[p + 1] = out->act_last[p];
+    acts = acts_as_placed(out);
+    acts_set(e, &acts);
     eng_notes_cut(e, notes);
-    stk_status st = search_and_place(e, host_limit, device_limit, &nvme, out);
-    e->cfg.activations = asked;
-    memcpy(e->cfg.activations_last, last, sizeof last);
+    search_modes(&s, e, host_limit, device_limit);
+    search_from_all_split(&first, out, &asked, &s, &acts);
+    acts_set(e, &acts);
+    stk_status st = place_found(&s, out);
+    acts_set(e, &asked);
     return st;
 }

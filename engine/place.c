@@ -9,11 +9,13 @@
  * the least arenas. Else those of as many of the last blocks as the budgets hold beside arenas as large
  * as is useful are kept, and the others recomputed, or offloaded where that is predicted to be faster
  * (where the machine's figures are known) or nothing else fits; to NVMe only in the last case, because
- * it wears the drives. Then arenas grow while the budgets allow. */
+ * it wears the drives. Then arenas grow while the budgets allow. What a card's memory has left at last
+ * holds whole blocks' state (twin.h); a part of it that was asked for by name comes before all else. */
 #include "engine/durable.h"
 #include "engine/machine.h"
 #include "engine/save.h"
 #include "engine/spec.h"
+#include "engine/twin.h"
 #include "base/sys.h"
 #include <string.h>
 
@@ -107,6 +109,13 @@ struct limits { uint64_t host, device; bool host_given, device_given; };
 static bool fits(const struct eng_placement *pl, const struct limits *lim)
 {
     return pl->host_bytes <= lim->host && pl->device_bytes <= lim->device;
+}
+
+/* Bytes above the budgets: a refusal names those of what lacks least. */
+static uint64_t over(const struct eng_placement *pl, const struct limits *lim)
+{
+    return (pl->host_bytes > lim->host ? pl->host_bytes - lim->host : 0) +
+           (pl->device_bytes > lim->device ? pl->device_bytes - lim->device : 0);
 }
 
 /* What the arenas must have, may use and would like with the homes of `pl`. */
@@ -256,6 +265,36 @@ static stk_status keep_all_params(stk_engine *e, struct eng_placement *pl, struc
     return place_sum(e, pl, err);
 }
 
+/* What a card's memory leaves beside arenas as large as is useful holds whole blocks' state (twin.h). These need
+ * no parameter slots any more, which may make room for more of them. */
+static stk_status keep_on_device(stk_engine *e, struct eng_placement *pl, bool all_params,
+                                 const struct limits *lim, struct stk_error *err)
+{
+    uint32_t had = 0;
+    if (!twin_auto(e, pl)) return STK_OK;
+    for (int round = 0; round < 3; round++) {
+        struct eng_placement next = *pl;
+        struct needs n;
+        STK_TRY(place_sum(e, pl, err));
+        if (!fits(pl, lim)) return STK_OK;
+        next.twin_elems = UINT64_MAX;
+        next.twin_room = twin_total(e) + (lim->device - pl->device_bytes);
+        place_fill(e, &next);
+        if (twin_blocks(e) <= had) break;
+        had = twin_blocks(e);
+        STK_TRY(find_needs(e, &next, &n, err));
+        for (int a = 0; a < PLAN_ARENA_N; a++) {
+            uint64_t most = a == PLAN_ARENA_PARAM && all_params ? n.useful[a] : n.want[a];
+            if (next.arena_bytes[a] > most) next.arena_bytes[a] = most;
+            if (next.arena_bytes[a] < n.least[a]) next.arena_bytes[a] = n.least[a];
+        }
+        STK_TRY(place_sum(e, &next, err));
+        if (!fits(&next, lim)) break;
+        *pl = next;
+    }
+    return place_sum(e, pl, err);
+}
+
 /* What the budget leaves at last holds undo records: of the first chunks of backward, if not of all. */
 static stk_status keep_records(stk_engine *e, struct eng_placement *pl, const struct limits *lim,
                                struct stk_error *err)
@@ -338,6 +377,7 @@ static stk_status try_placement(stk_engine *e, struct eng_placement *pl, const s
         n.want[PLAN_ARENA_PARAM] = n.useful[PLAN_ARENA_PARAM];
     STK_TRY(grow(e, pl, &n, lim, err));
     *tight = pl->arena_bytes[PLAN_ARENA_ACT] < n.want[PLAN_ARENA_ACT];
+    STK_TRY(keep_on_device(e, pl, given || e->cfg.params == STK_TIER_DEVICE, lim, err));
     return keep_records(e, pl, lim, err);
 }
 
@@ -441,7 +481,7 @@ static stk_status try_acts(stk_engine *e, const struct eng_placement *homes, con
                            bool only, const struct limits *lim, struct acts_best *b)
 {
     struct eng_placement pl = *homes;
-    bool fit = false, tight = false;
+    bool fit = false, tight = false, first = !b->any;
     double s = 0;
     pl.act = (enum plan_act)t->rest;
     memcpy(pl.act_last, t->last, sizeof pl.act_last);
@@ -450,7 +490,7 @@ static stk_status try_acts(stk_engine *e, const struct eng_placement *homes, con
     mode_split_set(e, &pl);
     STK_TRY(try_placement(e, &pl, lim, t->keep_half, &fit, &tight, &e->err));
     b->any = true;
-    if (!b->ok && !fit) *b->out = pl;
+    if (!b->ok && !fit && (first || over(&pl, lim) < over(b->out, lim))) *b->out = pl;
     if (!fit) return STK_OK;
     bool keeps = t->rest == PLAN_ACT_KEEP && !tight; /* nothing is faster */
     bool known = !keeps && !only && predicted(e, &pl, &s);
@@ -484,7 +524,7 @@ static stk_status refine_acts(stk_engine *e, const struct eng_placement *homes, 
 }
 
 /* The best of one set of homes; `late`: of what is tried at last. *ok: something fits; else *out is what
- * was tried last. */
+ * lacks least. */
 static stk_status choose_acts(stk_engine *e, const struct eng_placement *homes, bool late,
                               const struct limits *lim, struct eng_placement *out, bool *ok, bool *any)
 {
@@ -540,7 +580,7 @@ static stk_status try_grads_away(stk_engine *e, bool late, const struct limits *
 }
 
 /* Sets of homes in their order, each with its best activations. *any: something was tried; *ok: and fits;
- * else *out is what was tried last. */
+ * else *out is what lacks least. */
 static stk_status choose_homes(stk_engine *e, bool late, const struct limits *lim,
                                struct eng_placement *out, bool *ok, bool *any)
 {
@@ -559,10 +599,14 @@ static stk_status choose_homes(stk_engine *e, bool late, const struct limits *li
         bool nvme =
             tiers[t][0] == CHUNK_NVME || tiers[t][1] == CHUNK_NVME || tiers[t][2] == CHUNK_NVME;
         if (nvme && !has_store(e)) continue;
-        struct eng_placement homes = {
-            .param = tiers[t][0], .opt = tiers[t][1], .grad = tiers[t][2]
-        };
+        struct eng_placement homes = { .param = tiers[t][0], .opt = tiers[t][1], .grad = tiers[t][2],
+                                       .twin_elems = twin_asked(e), .twin_room = UINT64_MAX };
         STK_TRY(choose_acts(e, &homes, late, lim, out, ok, any));
+        /* what was asked for by name is refused, not left out: but where all else does not fit either */
+        place_fill(e, out);
+        uint64_t mine = *ok || !*any ? 0 : twin_total(e);
+        if (mine && out->device_bytes > lim->device && out->device_bytes - mine <= lim->device)
+            return twin_refuse(e, out, lim->device);
     }
     return *ok ? try_grads_away(e, late, lim, out) : STK_OK;
 }
@@ -591,6 +635,7 @@ stk_status place_choose(stk_engine *e, uint64_t host_limit, uint64_t device_limi
              pl.param ? "nvme" : "host", pl.opt ? "nvme" : "host", pl.grad ? "nvme" : "host",
              acts_text(e, &pl, acts, sizeof acts), mem_size_format(pl.host_bytes, a),
              mem_size_format(pl.device_bytes, b));
+    twin_note(e, &pl);
     cache_note(e, &pl);
     mode_note(e, &pl);
     return STK_OK;

@@ -6,6 +6,7 @@
 #include "engine/durable.h"
 #include "engine/save.h"
 #include "engine/spec.h"
+#include "engine/twin.h"
 #include "base/sys.h"
 #include <string.h>
 
@@ -56,6 +57,7 @@ static void fill_chunks(stk_engine *e, const struct eng_placement *pl)
         for (int s = 0; s < CHUNK_STATE_N; s++) p->bytes[s] = chunk_bytes(l, c, s);
     }
     cache_homes(e, pl);
+    twin_homes(e, pl);
     spec_homes(e, pl);
     for (uint32_t i = 0; i < l->n_blocks; i++) {
         const struct stk_block *b = &l->blocks[i];
@@ -173,20 +175,35 @@ static stk_status mode_rows(stk_engine *e, const struct eng_placement *pl, struc
     return STK_OK;
 }
 
+/* Blocks that lie on the device. */
+static stk_status twin_rows(stk_engine *e, struct mem *m, struct stk_error *err)
+{
+    static const char *const owner[CHUNK_STATE_N] = { "parameters on the device (16-bit)",
+                                                      "optimizer state on the device",
+                                                      "gradients on the device (16-bit)" };
+    for (int s = 0; s < CHUNK_STATE_N; s++) {
+        uint64_t bytes = twin_bytes(e, (enum chunk_state)s);
+        if (bytes) STK_TRY(mem_note(m, MEM_DEVICE, owner[s], "a smaller --optimizer-on-device", bytes, err));
+    }
+    return STK_OK;
+}
+
 stk_status place_table(stk_engine *e, const struct eng_placement *pl, struct mem *m,
                        struct stk_error *err)
 {
-    static const struct { const char *owner, *option, *kept; } home_text[CHUNK_STATE_N] = {
-        { "parameters (16-bit)", "--params nvme", "parameters kept in memory" },
-        { "optimizer state", "--optimizer-state nvme", "optimizer state kept in memory" },
-        { "gradients (16-bit)", "--grads nvme", "gradients kept in memory" },
+    static const struct { const char *owner, *option, *kept, *without; } home_text[CHUNK_STATE_N] = {
+        { "parameters (16-bit)", "--params nvme", "parameters kept in memory", "--nvme DIR with --params nvme" },
+        { "optimizer state", "--optimizer-state nvme", "optimizer state kept in memory",
+          "--nvme DIR with --optimizer-state nvme" },
+        { "gradients (16-bit)", "--grads nvme", "gradients kept in memory", "--nvme DIR with --grads nvme" },
     };
+    const bool store = e->n_paths > 0 || e->cfg.storage == STK_STORAGE_SIM;
     const uint8_t home[CHUNK_STATE_N] = { pl->param, pl->opt, pl->grad };
     place_fill(e, pl);
     for (int s = 0; s < CHUNK_STATE_N; s++) {
         bool nvme = home[s] == CHUNK_NVME;
         STK_TRY(mem_note(m, nvme ? MEM_NVME : MEM_HOST, home_text[s].owner,
-                         nvme ? "" : home_text[s].option,
+                         nvme ? "" : store ? home_text[s].option : home_text[s].without,
                          state_bytes(e, s, nvme ? CHUNK_NVME : CHUNK_HOST), err));
         if (nvme && pl->cached[s])
             STK_TRY(mem_note(m, MEM_HOST, home_text[s].kept, "",
@@ -199,6 +216,7 @@ stk_status place_table(stk_engine *e, const struct eng_placement *pl, struct mem
                          2 * durable_payload_max(e), err));
     }
     STK_TRY(mode_rows(e, pl, m, err));
+    STK_TRY(twin_rows(e, m, err));
     if (acts_nvme_bytes(e))
         STK_TRY(mem_note(m, MEM_NVME, "activations", "--activations recompute", acts_nvme_bytes(e),
                          err));

@@ -27,6 +27,11 @@
  * HAND_OVER ran, and brings the parameter where no update ran in this period; there the HAND_OVER
  * passes. The write-back stays: later visits and periods read it.
  *
+ * ON THE DEVICE. A block whose chunks all have homes CHUNK_DEVICE stays there: visits read its parameters
+ * where they are (no PARAM slot, no COPY_IN), GRAD_CAST leaves its gradient at home (no GRAD_OUT), and
+ * DEVICE_UPDATE runs on a stream of the device. That update waits for nothing but the norm, whatever the
+ * mode: it is not split and not speculated. Not in place, not in own order.
+ *
  * SPECULATION (PLAN_SPECULATE). A chunk with `spec` has, after its gradient's cast, a second UPDATE, of
  * part VISITS, as if the norm were going to be fine; in the part UPDATE of the next period stands its
  * UNDO, before the UPDATE that waited for the norm. What happens is decided as the plan runs
@@ -71,6 +76,7 @@ enum plan_kind {
     PLAN_ACT_IN,     /* the way back, into `slot` */
     PLAN_HAND_OVER,  /* UPDATE slot `src_slot` -> parameter slot `slot`: one chunk's new parameter (see
                       * HAND-OVER). By the update team; on a discrete device over the link */
+    PLAN_DEVICE_UPDATE, /* one chunk whose homes are in the device's memory */
     PLAN_KIND_N
 };
 
@@ -85,6 +91,7 @@ enum plan_resource {
     PLAN_CAST /* the
                      gradient stream */
     ,
+    PLAN_UPDATE_STREAM, /* of the device: updates of what lies there */
     PLAN_NONE,
     PLAN_RESOURCE_N
 };
@@ -272,6 +279,13 @@ static inline bool plan_splits(const struct plan_input *in, uint32_t chunk)
     return true;
 }
 
+/* The block lies on the device (plan.h, ON THE DEVICE). */
+static inline bool plan_on_device(const struct plan_input *in, uint32_t block)
+{
+    const struct plan_block_in *b = &in->blocks[block];
+    return b->n_chunks > 0 && in->chunks[b->first_chunk].home[CHUNK_PARAM] == CHUNK_DEVICE;
+}
+
 /* Activations that may go to NVMe have a number: two for each position and micro-batch, the boundary it
  * reads and its full set. */
 static inline uint32_t plan_act_number(const struct plan_input *in, uint32_t place, uint32_t micro,
@@ -317,7 +331,7 @@ static inline bool plan_splits_now(const struct plan_input *in, uint32_t chunk, 
 }
 
 /* Inside an update slot: PARAM at 0, then OPT, then GRAD, each padded to 4096; a state whose home
- * is host takes no room. */
+ * is not NVMe takes no room. */
 uint64_t plan_update_offset(const struct plan_chunk_in *c, enum chunk_state s);
 uint64_t plan_update_bytes(const struct plan_chunk_in *c);
 

@@ -17,8 +17,8 @@ static void visit_slot(struct plan_builder *b, uint32_t slot)
     plan_node_deps(b, users != PLAN_NO ? users : b->slot_state[slot].before);
 }
 
-/* The node of a visit. It waits for the visit before (one stream), its slots' writers, and in place
- * for the update of its block. */
+/* The node of a visit. It waits for the visit before (one stream), its slots' writers, and where it reads
+ * parameters at their home for the update of its block. */
 static void emit_visit(struct plan_builder *b, uint32_t visit)
 {
     struct plan_visit *v = &b->p->visits[visit];
@@ -141,7 +141,7 @@ static void set_up(struct plan_builder *b)
     for (uint32_t i = 0; i < in->n_blocks; i++) {
         const struct plan_block_in *x = &in->blocks[i];
         acc += plan_page_up(x->acc_bytes);
-        b->block_staged[i] = !in->in_place && x->param_bytes > 0;
+        b->block_staged[i] = !in->in_place && x->param_bytes > 0 && !plan_on_device(in, i);
         for (uint32_t k = 0; k < x->n_chunks; k++)
             if (in->chunks[x->first_chunk + k].home[CHUNK_PARAM] == CHUNK_NVME)
                 b->block_staged[i] = true;

@@ -22,7 +22,7 @@ static stk_status enter(const struct checker *k, uint32_t *entry, uint32_t node)
 static stk_status enter_node(struct checker *k, uint32_t i)
 {
     const struct plan_node *x = &k->p->nodes[i];
-    bool update_part = (x->kind == PLAN_UPDATE && !x->spec) || x->kind == PLAN_JOIN ||
+    bool update_part = (x->kind == PLAN_UPDATE && !x->spec) || x->kind == PLAN_DEVICE_UPDATE || x->kind == PLAN_JOIN ||
                        x->kind == PLAN_COMMIT || x->kind == PLAN_UNDO;
     if (x->spec && x->part != PLAN_RUN_VISITS) return check_fail(k, i, "in the wrong part");
     switch ((enum plan_kind)x->kind) {
@@ -43,6 +43,7 @@ static stk_status enter_node(struct checker *k, uint32_t i)
             return check_fail(k, i, "in the wrong part");
         return enter(k, state_entry(k->write_back, x->chunk, x->state), i);
     case PLAN_UPDATE: STK_TRY(enter(k, &(x->spec ? k->spec : k->update)[x->chunk], i)); break;
+    case PLAN_DEVICE_UPDATE: STK_TRY(enter(k, &k->update[x->chunk], i)); break;
     case PLAN_COMMIT: STK_TRY(enter(k, &k->commit[x->chunk], i)); break;
     case PLAN_UNDO: STK_TRY(enter(k, &k->undo[x->chunk], i)); break;
     case PLAN_HAND_OVER: STK_TRY(enter(k, &k->hand[x->chunk], i)); break;
@@ -73,6 +74,7 @@ static const uint8_t resource_of[PLAN_KIND_N] = {
     [PLAN_UNDO] = PLAN_UPDATE_TEAM,
     [PLAN_ACT_OUT] = PLAN_NVME_WRITE,
     [PLAN_ACT_IN] = PLAN_NVME_READ,
+    [PLAN_DEVICE_UPDATE] = PLAN_UPDATE_STREAM,
     [PLAN_HAND_OVER] = PLAN_UPDATE_TEAM, /* a discrete device: the link */
 };
 
@@ -80,12 +82,13 @@ static bool names_chunk(uint8_t kind)
 {
     return kind == PLAN_FETCH || kind == PLAN_COPY_IN || kind == PLAN_GRAD_CAST ||
            kind == PLAN_GRAD_OUT || kind == PLAN_UPDATE || kind == PLAN_WRITE_BACK ||
-           kind == PLAN_COMMIT || kind == PLAN_UNDO || kind == PLAN_HAND_OVER;
+           kind == PLAN_COMMIT || kind == PLAN_UNDO || kind == PLAN_HAND_OVER ||
+           kind == PLAN_DEVICE_UPDATE;
 }
 
 static bool moves(uint8_t kind)
 {
-    return kind != PLAN_UPDATE && kind != PLAN_COMMIT && kind != PLAN_UNDO;
+    return kind != PLAN_UPDATE && kind != PLAN_COMMIT && kind != PLAN_UNDO && kind != PLAN_DEVICE_UPDATE;
 }
 
 static stk_status enter_all(struct checker *k)
@@ -122,10 +125,16 @@ static bool in_arena(const struct checker *k, uint32_t slot, enum plan_arena a)
     return slot != PLAN_NO && k->p->slots[slot].arena == a;
 }
 
+/* Its gradient is cast where its home is. */
+static bool cast_at_home(const struct checker *k, uint32_t chunk)
+{
+    return k->in->in_place || k->in->chunks[chunk].home[CHUNK_GRAD] == CHUNK_DEVICE;
+}
+
 /* The node that brings a chunk's new gradient to its home, or to where the update will read it. */
 static uint32_t gradient_arrives(const struct checker *k, uint32_t chunk)
 {
-    return k->in->in_place ? k->cast[chunk] : k->out[chunk];
+    return cast_at_home(k, chunk) ? k->cast[chunk] : k->out[chunk];
 }
 
 /* A gradient whose home is NVMe does not go there if it is left in the slot of the next update. */
@@ -169,9 +178,9 @@ static stk_status check_staged(struct checker *k, uint32_t chunk, enum chunk_sta
     uint32_t u = k->update[chunk], f = *state_entry(k->fetch, chunk, s),
              next = *state_entry(k->fetch_next, chunk, s);
     uint32_t w = *state_entry(k->write_back, chunk, s);
-    if (c->home[s] == CHUNK_HOST) {
+    if (c->home[s] != CHUNK_NVME) {
         if (f != PLAN_NO || next != PLAN_NO || w != PLAN_NO)
-            return check_fail(k, u, "moves state whose home is host memory");
+            return check_fail(k, u, "moves state whose home is memory");
         return STK_OK;
     }
     uint64_t offset = plan_update_offset(c, s);
@@ -244,9 +253,9 @@ static stk_status check_gradient(struct checker *k, uint32_t chunk)
         return check_fail(k, last, "does not read its accumulator");
     if (k->norm == PLAN_NO || !check_before(k, last, k->norm))
         return check_fail(k, last, "the norm does not wait for it");
-    if (k->in->in_place != (k->out[chunk] == PLAN_NO))
+    if (cast_at_home(k, chunk) != (k->out[chunk] == PLAN_NO))
         return check_fail(k, last, "gradient leaves a device never or in vain");
-    if (!k->in->in_place) {
+    if (!cast_at_home(k, chunk)) {
         uint32_t out = k->out[chunk];
         if (!in_arena(k, p->nodes[last].slot, PLAN_ARENA_CAST) ||
             p->nodes[out].src_slot != p->nodes[last].slot || !check_before(k, last, out))
@@ -276,7 +285,7 @@ static stk_status check_serial(struct checker *k)
     bool any = false;
     for (uint32_t i = 0; i < k->p->n_nodes; i++) {
         const struct plan_node *x = &k->p->nodes[i];
-        any |= x->kind == PLAN_UPDATE;
+        any |= x->kind == PLAN_UPDATE || x->kind == PLAN_DEVICE_UPDATE;
         if (x->part == PLAN_RUN_UPDATE && x->kind != PLAN_JOIN && x->kind != PLAN_FETCH &&
             !check_before(k, i, k->join))
             return check_fail(k, i, "the join does not wait for it");
@@ -307,6 +316,11 @@ stk_status check_chunks(struct checker *k)
             continue;
         }
         if (u == PLAN_NO) return check_fail(k, PLAN_NO, "a trainable chunk is never updated");
+        if ((k->p->nodes[u].kind == PLAN_DEVICE_UPDATE) != (c->home[CHUNK_OPT] == CHUNK_DEVICE))
+            return check_fail(k, u, "updates what it cannot reach");
+        for (int s = 0; s < CHUNK_STATE_N; s++)
+            if ((c->home[s] == CHUNK_DEVICE) != plan_on_device(k->in, c->block))
+                return check_fail(k, u, "a block that lies on the device in part");
         bool staged = c->home[CHUNK_PARAM] == CHUNK_NVME || c->home[CHUNK_OPT] == CHUNK_NVME;
         if (k->p->nodes[u].prefetched && !staged)
             return check_fail(k, u, "prefetched without state to fetch");
@@ -342,6 +356,7 @@ static stk_status check_copy_in(struct checker *k, uint32_t node)
                    ? STK_OK
                    : check_fail(k, node, "copies a parameter before its update");
     }
+    if (c->home[CHUNK_PARAM] == CHUNK_DEVICE) return check_fail(k, node, "copies in what is there");
     if (k->in->in_place || !in_arena(k, x->src_slot, PLAN_ARENA_BOUNCE))
         return check_fail(k, node, "does not copy from a bounce slot");
     const struct check_slot *s = &k->slots[x->src_slot];
@@ -433,14 +448,16 @@ stk_status check_params(struct checker *k)
     for (uint32_t i = 0; i < k->p->n_visits; i++) {
         const struct plan_visit *v = &k->p->visits[i];
         const struct plan_block_in *b = &k->in->blocks[v->block];
+        const bool there = plan_on_device(k->in, v->block);
         if (v->param_slot != PLAN_NO) {
-            if (!in_arena(k, v->param_slot, PLAN_ARENA_PARAM))
+            if (!in_arena(k, v->param_slot, PLAN_ARENA_PARAM) || there)
                 return check_fail(k, v->node, "reads parameters from the wrong arena");
             continue;
         }
-        if (b->param_bytes && !k->in->in_place) return check_fail(k, v->node, "has no parameters");
+        if (b->param_bytes && !k->in->in_place && !there)
+            return check_fail(k, v->node, "has no parameters");
         for (uint32_t c = b->first_chunk; c < b->first_chunk + b->n_chunks; c++)
-            if (k->in->chunks[c].home[CHUNK_PARAM] != CHUNK_HOST ||
+            if (k->in->chunks[c].home[CHUNK_PARAM] != (there ? CHUNK_DEVICE : CHUNK_HOST) ||
                 !sees_new_version(k, c, v->node))
                 return check_fail(k, v->node,
                                   "reads parameters before their update, or where they are not");

@@ -239,7 +239,8 @@ static stk_status check_slot_sizes(struct checker *k)
     }
     for (uint32_t i = 0; i < p->n_nodes; i++) {
         const struct plan_node *x = &p->nodes[i];
-        bool computes = x->kind == PLAN_UPDATE || x->kind == PLAN_COMMIT || x->kind == PLAN_UNDO;
+        bool computes = x->kind == PLAN_UPDATE || x->kind == PLAN_COMMIT || x->kind == PLAN_UNDO ||
+                        x->kind == PLAN_DEVICE_UPDATE;
         uint64_t bytes = computes ? 0 : x->bytes,
                  from = x->kind == PLAN_GRAD_CAST ? 2 * bytes : bytes;
         if (x->slot != PLAN_NO && (bytes > p->slots[x->slot].size_bytes ||

@@ -28,7 +28,8 @@ static void stream_needs(const struct plan_input *in, uint64_t *least, uint64_t 
         if (!in->in_place && c->home[CHUNK_PARAM] == CHUNK_NVME)
             stream_add(&s[PLAN_ARENA_BOUNCE], c->bytes[CHUNK_PARAM]);
         if (train) stream_add(&s[PLAN_ARENA_UPDATE], plan_update_bytes(c));
-        if (train && !in->in_place) stream_add(&s[PLAN_ARENA_CAST], c->bytes[CHUNK_GRAD]);
+        if (train && !in->in_place && c->home[CHUNK_GRAD] != CHUNK_DEVICE)
+            stream_add(&s[PLAN_ARENA_CAST], c->bytes[CHUNK_GRAD]);
         if (train && c->home[CHUNK_GRAD] == CHUNK_NVME)
             stream_add(&s[PLAN_ARENA_GRAD], c->bytes[CHUNK_GRAD]);
     }

@@ -13,7 +13,7 @@ const char *plan_kind_name(enum plan_kind k)
                                                     "reduce", "grad_cast",  "grad_out", "norm",
                                                     "update", "write_back", "save",     "load",
                                                     "join",   "commit",     "undo",     "act_out",
-                                                    "act_in", "hand_over" };
+                                                    "act_in", "hand_over", "device_update" };
     return (unsigned)k < PLAN_KIND_N ? names[k] : "?";
 }
 
@@ -21,7 +21,7 @@ const char *plan_resource_name(enum plan_resource r)
 {
     static const char *const names[PLAN_RESOURCE_N] = { "compute",   "copy-in",    "copy-out",
                                                         "gather",    "nvme-read",  "nvme-write",
-                                                        "update",    "cast",       "none" };
+                                                        "update",    "cast",       "device-update", "none" };
     return (unsigned)r < PLAN_RESOURCE_N ? names[r] : "?";
 }
 
@@ -57,6 +57,7 @@ enum plan_resource plan_kind_resource(enum plan_kind k)
     case PLAN_HAND_OVER: return PLAN_UPDATE_TEAM;
     case PLAN_WRITE_BACK:
     case PLAN_ACT_OUT: return PLAN_NVME_WRITE;
+    case PLAN_DEVICE_UPDATE: return PLAN_UPDATE_STREAM;
     default: return PLAN_NONE;
     }
 }
@@ -66,14 +67,14 @@ uint64_t plan_update_offset(const struct plan_chunk_in *c, enum chunk_state s)
     static const enum chunk_state order[CHUNK_STATE_N] = { CHUNK_PARAM, CHUNK_OPT, CHUNK_GRAD };
     uint64_t at = 0;
     for (int i = 0; order[i] != s; i++)
-        if (c->home[order[i]] != CHUNK_HOST) at += plan_page_up(c->bytes[order[i]]);
+        if (c->home[order[i]] == CHUNK_NVME) at += plan_page_up(c->bytes[order[i]]);
     return at;
 }
 
 uint64_t plan_update_bytes(const struct plan_chunk_in *c)
 {
     return plan_update_offset(c, CHUNK_GRAD) +
-           (c->home[CHUNK_GRAD] != CHUNK_HOST ? plan_page_up(c->bytes[CHUNK_GRAD]) : 0);
+           (c->home[CHUNK_GRAD] == CHUNK_NVME ? plan_page_up(c->bytes[CHUNK_GRAD]) : 0);
 }
 
 struct plan_node *plan_node_begin(struct plan_builder *b, enum plan_kind kind, uint8_t part)

@@ -44,6 +44,19 @@ static stk_status check_chunks(const struct plan_input *in, struct stk_error *er
     return STK_OK;
 }
 
+/* Of a block all that there is lies on the device, or nothing; what is not there has any home. */
+static stk_status check_on_device(const struct plan_input *in, uint32_t chunk, struct stk_error *err)
+{
+    const struct plan_chunk_in *c = &in->chunks[chunk];
+    bool all = plan_on_device(in, c->block);
+    if (all && (in->in_place || in->own))
+        return bad(err, "a home on a device that has none, or with the client's own order", chunk);
+    for (int s = 0; s < CHUNK_STATE_N; s++)
+        if (c->bytes[s] > 0 && (c->home[s] == CHUNK_DEVICE) != all)
+            return bad(err, "a block that lies on the device in part", chunk);
+    return STK_OK;
+}
+
 stk_status plan_order_check(const struct plan_input *in, struct stk_error *err)
 {
     if (in->n_micro == 0) return bad(err, "no micro-batches", 0);
@@ -52,7 +65,8 @@ stk_status plan_order_check(const struct plan_input *in, struct stk_error *err)
     for (uint32_t i = 0; i < in->n_chunks; i++) {
         const struct plan_chunk_in *c = &in->chunks[i];
         bool apart = c->home[CHUNK_PARAM] == CHUNK_NVME && c->home[CHUNK_OPT] == CHUNK_HOST;
-        if (c->spec && (c->frozen || in->own || apart))
+        STK_TRY(check_on_device(in, i, err));
+        if (c->spec && (c->frozen || in->own || apart || c->home[CHUNK_OPT] == CHUNK_DEVICE))
             return bad(err, "a chunk that cannot be updated ahead of the norm", i);
     }
     for (uint32_t i = 0; i < in->n_places; i++) {

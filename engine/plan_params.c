@@ -95,7 +95,9 @@ static uint32_t first_block_updated(const struct plan_builder *b, uint32_t visit
 {
     const struct plan_block_in *x = &b->in->blocks[b->uses[0].block];
     bool later = b->use_of[visit] >= 2 && b->p->visits[visit].dir == PLAN_FORWARD;
-    if (!later || b->in->update != PLAN_SPECULATE || x->n_chunks_trainable == 0) return PLAN_NO;
+    if (!later || b->in->update != PLAN_SPECULATE || x->n_chunks_trainable == 0 ||
+        plan_on_device(b->in, b->uses[0].block)) /* takes nothing of DRAM's time */
+        return PLAN_NO;
     return b->update_node[x->first_chunk + x->n_chunks_trainable - 1];
 }
 

@@ -73,9 +73,24 @@ static uint32_t fetch_states(struct plan_builder *b, uint32_t chunk, uint32_t sl
     return n;
 }
 
+/* All of it lies on the device: nothing moves. */
+static void update_on_device(struct plan_builder *b, uint32_t chunk)
+{
+    const struct plan_chunk_in *c = &b->in->chunks[chunk];
+    struct plan_node *x = plan_node_begin(b, PLAN_DEVICE_UPDATE, PLAN_RUN_UPDATE);
+    x->block = c->block;
+    x->chunk = chunk;
+    x->bytes = 2 * (c->bytes[CHUNK_PARAM] + c->bytes[CHUNK_OPT]) + c->bytes[CHUNK_GRAD];
+    b->update_node[chunk] = plan_node_end(b);
+}
+
 static void update_chunk(struct plan_builder *b, uint32_t chunk, bool prefetched)
 {
     const struct plan_chunk_in *c = &b->in->chunks[chunk];
+    if (c->home[CHUNK_OPT] == CHUNK_DEVICE) {
+        update_on_device(b, chunk);
+        return;
+    }
     uint64_t bytes = plan_update_bytes(c);
     uint32_t slot =
         bytes ? plan_slot_must(b, PLAN_ARENA_UPDATE, bytes, c->block, PLAN_NO) : PLAN_NO;
@@ -232,7 +247,7 @@ static void cast_chunk(struct plan_builder *b, uint32_t chunk, uint32_t acc, uin
 {
     const struct plan_chunk_in *c = &b->in->chunks[chunk];
     bool stays = b->grad_stays[chunk], nvme = c->home[CHUNK_GRAD] == CHUNK_NVME && !stays,
-         in_place = b->in->in_place;
+         in_place = b->in->in_place || c->home[CHUNK_GRAD] == CHUNK_DEVICE; /* no way out */
     uint64_t bytes = c->bytes[CHUNK_GRAD], offset = stays ? plan_update_offset(c, CHUNK_GRAD) : 0;
     uint32_t cast_slot =
         in_place ? PLAN_NO : plan_slot_must(b, PLAN_ARENA_CAST, bytes, c->block, PLAN_NO);

@@ -42,6 +42,7 @@ struct predict_in {
                                       * tried; else it never does */
     bool overwrite_grads;            /* of the engine's configuration */
     uint32_t compute_threads, update_threads; /* 0: all cores */
+    uint64_t drive_bytes;            /* most in flight per drive (io_cfg.depth_bytes); 0: no limit */
     const uint8_t *drive_of;         /* drive of each chunk and state, chunk * CHUNK_STATE_N + state,
                                       * then of each activation (plan_act_number); NULL: all on the first */
 };
@@ -77,6 +78,7 @@ enum predict_server {
     PREDICT_CAST1,
     PREDICT_GATHER,
     PREDICT_TEAM,
+    PREDICT_UPDATE_STREAM,      /* of the device */
     PREDICT_CHECKSUM,
     PREDICT_ENGINE,             /* on the host: its thread, between the end of one thing and the next */
     PREDICT_READ0,
@@ -96,6 +98,7 @@ enum predict_share {
 struct predict_work {
     uint32_t node, stage;
     double ns;
+    uint64_t bytes;             /* of a transfer on a drive */
     struct { uint8_t share; float part; } use[PREDICT_SHARES_OF_ONE];
     uint32_t n_uses;
     double weight;              /* of a transfer while its drive moves the other direction, too: its part
@@ -121,6 +124,7 @@ struct predict_fifo { struct predict_work work[PREDICT_FIFO]; uint32_t first, n;
 struct predict_drive {          /* predict_io.c */
     struct predict_fifo waiting[PREDICT_IO_CLASSES][2];
     uint32_t in_flight[2], reads_ahead, reads_recent;
+    uint64_t bytes[2], limit_bytes; /* in flight, and at most; 0: no limit */
     bool one_server;            /* both directions share it fully */
 };
 
@@ -151,6 +155,7 @@ bool predict_next(struct predict_world *w, uint32_t *node, uint32_t *stage);
 /* cls: enum io_class. */
 void predict_io_put(struct predict_world *w, uint32_t drive, uint32_t cls, bool write,
                     const struct predict_work *work);
-void predict_io_done(struct predict_world *w, uint32_t drive, bool write); /* latency passed, too */
+void predict_io_done(struct predict_world *w, uint32_t drive, bool write, uint64_t bytes); /* latency
+                                                                 * passed, too */
 
 #endif

@@ -125,7 +125,7 @@ stk_status predict_plan(stk_engine *e, const stk_machine *asked, const struct pl
     if (!cost || !drives)
         st = stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory to predict a step");
     if (st == STK_OK) {
-        bool known = fill_costs(e, cost);
+        bool known = fill_costs(e, cost), simulated = !asked && !e->cfg.machine && e->caps.modelled_time;
         if (e->n_paths > 1) deal(e, input, drive_of_path, drives);
         struct predict_in in = { .plan = plan,
                                  .input = input,
@@ -135,7 +135,8 @@ stk_status predict_plan(stk_engine *e, const stk_machine *asked, const struct pl
                                  .norm_fails = norm_fails,
                                  .overwrite_grads = e->cfg.overwrite_grads,
                                  .compute_threads = m.on_host ? e->caps.compute_threads : 0,
-                                 .update_threads = m.on_host ? e->cfg.update_threads : 0,
+                                 .update_threads = simulated ? e->cores.update : m.on_host ? e->cfg.update_threads : 0,
+                                 .drive_bytes = drives_depth_bytes(e),
                                  .drive_of = drives };
         st = predict_run(&in, NULL, NULL, out, &e->err);
         out->costs_known = known;
@@ -154,7 +155,14 @@ stk_status stk_predict(stk_engine *e, const stk_machine *asked, stk_prediction *
                                 "after stk_seal, between steps, of a model that trains in the "
                                 "engine's order");
     stk_prediction p = { .size = sizeof p };
+    stk_prediction bound = { .size = sizeof bound };
     STK_TRY(predict_plan(e, asked, e->plan_train, &e->pin, false, &p));
+    bool binds = e->pin.update == PLAN_SPECULATE && e->cfg.clip > 0;
+    if (binds) STK_TRY(predict_plan(e, asked, e->plan_train, &e->pin, true, &bound));
+    else bound = p;
+    p.bound.step_s = bound.step_s;
+    p.bound.compute_s = bound.compute_s;
+    memcpy(&p.bound.exposed_s, &bound.exposed_s, sizeof p.bound.exposed_s);
     fill_bytes(e, &p);
     size_t size = out->size;
     memcpy(out, &p, size < sizeof p ? size : sizeof p);

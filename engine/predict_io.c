@@ -1,5 +1,5 @@
 /* engine/predict_io.c - the order of transfers in a prediction: nvme/io.c's choice of what goes to a
- * drive next, with its places, classes and limit of writes beside reads.
+ * drive next, with its places, bytes in flight, classes and limit of writes beside reads.
  *
  * Owns what waits for each drive. Must not know what a transfer carries, nor how long it takes
  * (predict.c). Any thread; pure. What is on the drive is served in the order in which it got there:
@@ -25,6 +25,7 @@ static void start(struct predict_world *w, struct predict_drive *d, int cls, int
     f->first = (f->first + 1) % PREDICT_FIFO;
     f->n--;
     d->in_flight[write]++;
+    d->bytes[write] += work.bytes;
     if (write) {
         d->reads_ahead = 0;
         if (d->reads_recent > 0 && d->in_flight[0] == 0) d->reads_recent--;
@@ -36,15 +37,25 @@ static void start(struct predict_world *w, struct predict_drive *d, int cls, int
     predict_put(w, (write && !d->one_server ? PREDICT_WRITE0 : PREDICT_READ0) + index, 0, &work);
 }
 
+static bool fits(const struct predict_drive *d, uint64_t in_flight, int cls, int write, uint64_t limit)
+{
+    const struct predict_fifo *f = &d->waiting[cls][write];
+    return limit == 0 || in_flight == 0 || in_flight + f->work[f->first].bytes <= limit;
+}
+
 static void start_all(struct predict_world *w, struct predict_drive *d)
 {
     while (d->in_flight[0] + d->in_flight[1] < PLACES) {
         int r = first_class(d, 0), x = first_class(d, 1);
         bool reads = r < PREDICT_IO_CLASSES || d->in_flight[0] > 0 || d->reads_recent > 0;
-        bool write = x < PREDICT_IO_CLASSES && (!reads || d->in_flight[1] < WRITE_PLACES);
-        if (write && (x < r || d->reads_ahead >= READS_PER_WRITE)) start(w, d, x, 1);
-        else if (r < PREDICT_IO_CLASSES) start(w, d, r, 0);
-        else break;
+        bool write = x < PREDICT_IO_CLASSES &&
+                     (!reads || (d->in_flight[1] < WRITE_PLACES &&
+                                 fits(d, d->bytes[1], x, 1, d->limit_bytes / 2)));
+        write = write && (x < r || d->reads_ahead >= READS_PER_WRITE);
+        int cls = write ? x : r;
+        if (cls == PREDICT_IO_CLASSES || !fits(d, d->bytes[0] + d->bytes[1], cls, write, d->limit_bytes))
+            break;
+        start(w, d, cls, write);
     }
 }
 
@@ -57,9 +68,10 @@ void predict_io_put(struct predict_world *w, uint32_t drive, uint32_t cls, bool 
     start_all(w, &w->drive[drive]);
 }
 
-void predict_io_done(struct predict_world *w, uint32_t drive, bool write)
+void predict_io_done(struct predict_world *w, uint32_t drive, bool write, uint64_t bytes)
 {
     STK_ASSERT(w->drive[drive].in_flight[write] > 0);
     w->drive[drive].in_flight[write]--;
+    w->drive[drive].bytes[write] -= bytes;
     start_all(w, &w->drive[drive]);
 }

@@ -5,6 +5,7 @@
  * Owns the state of one predicted period. Must not know where a machine's figures come from. Any
  * thread; pure but for its memory. */
 #include "engine/engine.h"
+#include "engine/pace.h"
 #include "engine/predict.h"
 #include "base/sys.h"
 
@@ -41,6 +42,9 @@ struct predicted {
     double *begin_ns, *end_ns;
     uint64_t *heap[PLAN_RESOURCE_N];
     uint32_t heap_n[PLAN_RESOURCE_N];
+    uint64_t ready_bytes[PLAN_RESOURCE_N]; /* of the nodes in the heap */
+    struct pace pace;
+    double paced, team_part;    /* of what begins now: bytes a second, 0: all; part of the team */
     struct pool pool[PLAN_RESOURCE_N];
     uint32_t nodes_left, next_visit, visits_in_flight;
     uint32_t last_node;
@@ -57,6 +61,7 @@ static void push(struct predicted *r, uint32_t res, uint32_t node)
 {
     uint64_t *h = r->heap[res], key = (uint64_t)r->p->nodes[node].rank << 32 | node;
     uint32_t i = r->heap_n[res]++;
+    r->ready_bytes[res] += r->p->nodes[node].bytes;
     for (; i > 0 && h[(i - 1) / 2] > key; i = (i - 1) / 2) h[i] = h[(i - 1) / 2];
     h[i] = key;
 }
@@ -65,6 +70,7 @@ static void pop(struct predicted *r, uint32_t res)
 {
     uint64_t *h = r->heap[res], last = h[--r->heap_n[res]];
     uint32_t n = r->heap_n[res], i = 0;
+    r->ready_bytes[res] -= r->p->nodes[(uint32_t)h[0]].bytes;
     for (;;) {
         uint32_t c = 2 * i + 1;
         if (c >= n) break;
@@ -261,15 +267,27 @@ static void visit_work(const struct predicted *r, const struct plan_node *n, str
     if (m->on_host) use(w, PREDICT_CORES, threads(m, r->in->compute_threads));
 }
 
+static struct pace_now pace_state(const struct predicted *r)
+{
+    return (struct pace_now){ .plan = r->p,
+                              .node_state = r->state,
+                              .next_visit = r->next_visit,
+                              .visits_in_flight = r->visits_in_flight,
+                              .updates_in_flight = r->pool[PLAN_UPDATE_TEAM].in_flight,
+                              .ready_bytes = { r->ready_bytes[PLAN_COPY_IN_LINK],
+                                               r->ready_bytes[PLAN_COPY_OUT_LINK] } };
+}
+
 static void copy_work(const struct predicted *r, const struct plan_node *n, bool in,
                       struct predict_work *w)
 {
     const stk_machine *m = r->m;
-    double rate = in ? m->copy_in_bytes_per_s : m->copy_out_bytes_per_s;
+    double full = in ? m->copy_in_bytes_per_s : m->copy_out_bytes_per_s;
+    double rate = r->paced > 0 && r->paced < full ? r->paced : full;
     w->ns = (double)m->launch_ns + ns_of((double)n->bytes, rate);
     use(w, PREDICT_DRAM, of_dram(m, m->on_host ? 2 * rate : rate));
     if (m->on_host) use(w, PREDICT_CORES, lost_core(m));
-    else use(w, PREDICT_LINK, 1 / both(m->copy_in_bytes_per_s, m->copy_out_bytes_per_s,
+    else use(w, PREDICT_LINK, rate / full / both(m->copy_in_bytes_per_s, m->copy_out_bytes_per_s,
                                        m->copy_both_bytes_per_s));
 }
 
@@ -289,9 +307,22 @@ static void team_work(const struct predicted *r, const struct plan_node *n, stru
     if (m->update_bytes_per_s <= 0) return;
     uint64_t rest = n->kind == PLAN_UPDATE && whole(r, n) ? r->in->input->chunks[n->chunk].bytes[CHUNK_OPT] : 0;
     if (n->kind == PLAN_HAND_OVER) rest = n->bytes; /* read and written */
-    w->ns = ns_of((double)(n->bytes + rest), m->update_bytes_per_s);
+    w->ns = ns_of((double)(n->bytes + rest), m->update_bytes_per_s * r->team_part);
     use(w, PREDICT_CORES, threads(m, r->in->update_threads));
-    use(w, PREDICT_DRAM, of_dram(m, m->update_bytes_per_s));
+    use(w, PREDICT_DRAM, of_dram(m, m->update_bytes_per_s * r->team_part));
+}
+
+/* Bound by the device's memory, which it shares with visits: these are bound by arithmetic, and slow down
+ * less than the update is short. A "device" that is this machine has the update team's rate. */
+static void device_update_work(const struct predicted *r, const struct plan_node *n,
+                               struct predict_work *w)
+{
+    const stk_machine *m = r->m;
+    double rate = m->on_host ? m->update_bytes_per_s : m->device_bytes_per_s;
+    w->ns = (double)m->launch_ns + (rate > 0 ? ns_of((double)n->bytes, rate) : 0);
+    if (!m->on_host) return;
+    use(w, PREDICT_CORES, threads(m, r->in->compute_threads));
+    use(w, PREDICT_DRAM, of_dram(m, rate));
 }
 
 static void checksum_work(const struct predicted *r, const struct plan_node *n,
@@ -312,13 +343,19 @@ static uint32_t drive_of(const struct predicted *r, const struct plan_node *n)
     return k < r->m->n_drives ? k : 0;
 }
 
+static uint64_t transfer_bytes(const struct plan_node *n)
+{
+    return (n->bytes + STORE_ALIGN - 1) / STORE_ALIGN * STORE_ALIGN;
+}
+
 static void drive_work(const struct predicted *r, const struct plan_node *n, bool read,
                        struct predict_work *w)
 {
     uint32_t k = drive_of(r, n);
     const stk_machine_drive *d = &r->m->drives[k];
     double rate = read ? d->read_bytes_per_s : d->write_bytes_per_s;
-    w->ns = ns_of((double)((n->bytes + STORE_ALIGN - 1) / STORE_ALIGN * STORE_ALIGN), rate);
+    w->bytes = transfer_bytes(n);
+    w->ns = ns_of((double)w->bytes, rate);
     use(w, PREDICT_DRIVE0 + k,
         1 / both(d->read_bytes_per_s, d->write_bytes_per_s, d->both_bytes_per_s));
     w->weight = d->both_bytes_per_s / (2 * rate);
@@ -335,6 +372,7 @@ static uint32_t server_of(const struct plan_node *n)
     case PLAN_COPY_IN_LINK: return PREDICT_COPY_IN;
     case PLAN_COPY_OUT_LINK: return PREDICT_COPY_OUT;
     case PLAN_GATHER_LINK: return PREDICT_GATHER;
+    case PLAN_UPDATE_STREAM: return PREDICT_UPDATE_STREAM;
     case PLAN_CAST: return PREDICT_CAST0 + n->chunk % ENG_CASTS;
     default: return PREDICT_TEAM;
     }
@@ -374,10 +412,34 @@ static void begin(struct predicted *r, uint32_t node)
     case PLAN_COPY_IN_LINK: copy_work(r, n, true, &w); break;
     case PLAN_COPY_OUT_LINK: copy_work(r, n, false, &w); break;
     case PLAN_CAST: cast_work(r, n, &w); break;
+    case PLAN_UPDATE_STREAM: device_update_work(r, n, &w); break;
     case PLAN_GATHER_LINK: w.ns = ns_of((double)n->bytes, r->m->gather_bytes_per_s); break;
     default: team_work(r, n, &w); break;
     }
     predict_put(r->w, server_of(n), 0, &w);
+}
+
+static bool is_copy(const struct plan_node *n)
+{
+    return n->resource == PLAN_COPY_IN_LINK || n->resource == PLAN_COPY_OUT_LINK;
+}
+
+/* issue_copy and issue_update. */
+static bool held(struct predicted *r, const struct plan_node *n)
+{
+    struct pace_now now = pace_state(r);
+    uint32_t all = r->in->update_threads ? r->in->update_threads : r->m->cores ? r->m->cores : 1;
+    r->paced = 0;
+    r->team_part = 1;
+    if (n->kind == PLAN_COMMIT || (n->kind == PLAN_UPDATE && !n->spec)) {
+        uint32_t most = pace_team(&r->pace, &now, n, all);
+        r->team_part = (double)most / all;
+        return most < all && r->pool[PLAN_UPDATE_TEAM].in_flight > 0;
+    }
+    if (!is_copy(n)) return false;
+    now.ready_bytes[n->resource == PLAN_COPY_OUT_LINK] -= n->bytes;
+    r->paced = pace_copy(&r->pace, &now, n);
+    return r->paced > 0 && r->pool[n->resource].in_flight >= PACE_IN_FLIGHT;
 }
 
 static bool room(const struct predicted *r, const struct plan_node *n)
@@ -396,7 +458,8 @@ static bool issue_ready(struct predicted *r)
     for (uint32_t res = 0; res < PLAN_RESOURCE_N; res++)
         while (r->heap_n[res] > 0) {
             uint32_t node = (uint32_t)r->heap[res][0];
-            if (res != PLAN_NONE && !passes(r, node) && !room(r, &r->p->nodes[node])) break;
+            const struct plan_node *n = &r->p->nodes[node];
+            if (res != PLAN_NONE && !passes(r, node) && (!room(r, n) || held(r, n))) break;
             pop(r, res);
             r->state[node] = RUN_ISSUED;
             any = true;
@@ -429,6 +492,7 @@ static uint32_t cause_of(uint8_t kind)
     case PLAN_UPDATE:
     case PLAN_JOIN:
     case PLAN_COMMIT:
+    case PLAN_DEVICE_UPDATE:
     case PLAN_UNDO: return 2;
     case PLAN_GATHER:
     case PLAN_REDUCE: return 3;
@@ -496,7 +560,7 @@ static bool passed(struct predicted *r, uint32_t node, uint32_t stage)
         return false;
     case AT_CHECK_PUT: put_store(r, node, AT_WRITE); return false;
     case AT_LATENCY:
-        predict_io_done(r->w, drive_of(r, n), n->resource == PLAN_NVME_WRITE);
+        predict_io_done(r->w, drive_of(r, n), n->resource == PLAN_NVME_WRITE, transfer_bytes(n));
         if (n->resource == PLAN_NVME_READ) {
             put_store(r, node, AT_CHECK_GET);
             return false;
@@ -513,8 +577,10 @@ static bool passed(struct predicted *r, uint32_t node, uint32_t stage)
         wait(r, (double)r->m->hop_ns, node, AT_HOP);
         return false;
     }
-    struct predict_work w = { .node = node, .stage = AT_HOP, .ns = (double)r->m->hop_ns };
-    use(&w, PREDICT_CORES, lost_core(r->m)); /* the engine's thread takes a core from operations */
+    /* The engine's thread takes a core from operations; of a hop, which is there and back between two
+     * threads, the half that is its own. */
+    struct predict_work w = { .node = node, .stage = AT_HOP, .ns = (double)r->m->hop_ns / 2 };
+    use(&w, PREDICT_CORES, lost_core(r->m));
     predict_put(r->w, PREDICT_ENGINE, 0, &w);
     return false;
 }
@@ -584,6 +650,7 @@ static void fill_resources(const struct predicted *r, stk_prediction *o)
              (a[PREDICT_CAST0] + a[PREDICT_CAST1]) / ENG_CASTS);
     resource(o, "gather", b[PREDICT_GATHER], a[PREDICT_GATHER]);
     resource(o, "update", b[PREDICT_TEAM], a[PREDICT_TEAM]);
+    resource(o, "device update", b[PREDICT_UPDATE_STREAM], a[PREDICT_UPDATE_STREAM]);
     resource(o, "checksums", b[PREDICT_CHECKSUM], a[PREDICT_CHECKSUM]);
     resource(o, "nvme read", largest(&b[PREDICT_READ0], PREDICT_DRIVES),
              largest(&a[PREDICT_READ0], PREDICT_DRIVES));
@@ -640,6 +707,7 @@ stk_status predict_check(const struct predict_in *in, struct stk_error *err)
         { moved[PLAN_COPY_IN_LINK] > 0, m->copy_in_bytes_per_s, "copy_in_bytes_per_s" },
         { moved[PLAN_COPY_OUT_LINK] > 0, m->copy_out_bytes_per_s, "copy_out_bytes_per_s" },
         { moved[PLAN_CAST] > 0, m->cast_bytes_per_s, "cast_bytes_per_s" },
+        { moved[PLAN_UPDATE_STREAM] > 0 && !m->on_host, m->device_bytes_per_s, "device_bytes_per_s" },
         { moved[PLAN_GATHER_LINK] > 0, m->gather_bytes_per_s, "gather_bytes_per_s" },
         { moved[PLAN_NVME_READ] + moved[PLAN_NVME_WRITE] > 0, m->n_drives, "drives" },
     };
@@ -658,19 +726,25 @@ static stk_status set_up(struct predicted *r, struct stk_error *err)
     r->state = sys_calloc(n + 1, 1);
     r->begin_ns = sys_calloc(n + 1, sizeof *r->begin_ns);
     r->end_ns = sys_calloc(n + 1, sizeof *r->end_ns);
+    pace_of_machine(r->m, &r->pace);
     uint32_t chunks = r->in->input->n_chunks;
     r->spec.node = sys_calloc(chunks + 1, sizeof *r->spec.node);
     r->spec.order = sys_calloc(chunks + 1, sizeof *r->spec.order);
     bool ok = r->deps_left && r->state && r->begin_ns && r->end_ns && r->spec.node && r->spec.order;
     for (uint32_t k = 0; k < PLAN_RESOURCE_N; k++) {
         r->heap[k] = sys_calloc(n + 1, sizeof *r->heap[k]);
-        r->pool[k].limit = k == PLAN_UPDATE_TEAM ? UPDATES_IN_FLIGHT : RUN_OPS_PER_RESOURCE;
+        bool copies = k == PLAN_COPY_IN_LINK || k == PLAN_COPY_OUT_LINK;
+        r->pool[k].limit = k == PLAN_UPDATE_TEAM     ? UPDATES_IN_FLIGHT
+                           : k == PLAN_UPDATE_STREAM ? TWIN_IN_FLIGHT
+                           : copies                  ? PACE_COPIES_IN_FLIGHT
+                                                     : RUN_OPS_PER_RESOURCE;
         ok = ok && r->heap[k];
     }
     if (!ok) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory to predict a step");
     STK_TRY(predict_world_new(&r->w, err));
     for (uint32_t k = 0; k < r->m->n_drives; k++) {
         const stk_machine_drive *d = &r->m->drives[k];
+        r->w->drive[k].limit_bytes = r->in->drive_bytes;
         r->w->drive[k].one_server = both(d->read_bytes_per_s, d->write_bytes_per_s,
                                          d->both_bytes_per_s) < ONE_SERVER;
     }

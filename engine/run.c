@@ -20,6 +20,7 @@ static void heap_push(struct eng_run *r, uint32_t res, uint32_t node)
 {
     uint64_t *h = r->heap[res], key = (uint64_t)r->plan->nodes[node].rank << 32 | node;
     uint32_t i = r->heap_n[res]++;
+    r->ready_bytes[res] += r->plan->nodes[node].bytes;
     while (i > 0 && h[(i - 1) / 2] > key) {
         h[i] = h[(i - 1) / 2];
         i = (i - 1) / 2;
@@ -31,6 +32,7 @@ static void heap_pop(struct eng_run *r, uint32_t res)
 {
     uint64_t *h = r->heap[res], last = h[r->heap_n[res] - 1];
     uint32_t n = --r->heap_n[res], i = 0;
+    r->ready_bytes[res] -= r->plan->nodes[(uint32_t)h[0]].bytes;
     for (;;) {
         uint32_t c = 2 * i + 1;
         if (c >= n) break;
@@ -63,6 +65,9 @@ stk_status run_alloc(stk_engine *e, uint32_t n_nodes_max)
     }
     /* Two updates at a time keep a team busy; more would only spread over more memory. */
     r->pool[PLAN_UPDATE_TEAM].limit = 2 * e->cores.n_teams;
+    /* A copy that a visit waits for goes soon; those queued on a stream cannot be passed. */
+    r->pool[PLAN_COPY_IN_LINK].limit = r->pool[PLAN_COPY_OUT_LINK].limit = PACE_COPIES_IN_FLIGHT;
+    r->pool[PLAN_UPDATE_STREAM].limit = TWIN_IN_FLIGHT;
     if (!ok)
         return stk_error_set(&e->err, STK_ERR_NOMEM, 0,
                              "no memory for the run of a plan with %u nodes", n_nodes_max);
@@ -75,6 +80,18 @@ void run_free(stk_engine *e)
     sys_free(e->run.node_state);
     sys_free(e->run.end_ns);
     for (uint32_t k = 0; k < PLAN_RESOURCE_N; k++) sys_free(e->run.heap[k]);
+}
+
+struct pace_now run_pace(const stk_engine *e)
+{
+    const struct eng_run *r = &e->run;
+    return (struct pace_now){ .plan = r->plan,
+                              .node_state = r->node_state,
+                              .next_visit = r->next_visit,
+                              .visits_in_flight = r->visits_in_flight,
+                              .updates_in_flight = r->pool[PLAN_UPDATE_TEAM].in_flight,
+                              .ready_bytes = { r->ready_bytes[PLAN_COPY_IN_LINK],
+                                               r->ready_bytes[PLAN_COPY_OUT_LINK] } };
 }
 
 struct run_op *run_op_take(stk_engine *e, uint32_t resource, uint32_t node)
@@ -332,6 +349,7 @@ void run_start(stk_engine *e, const struct plan *p, uint32_t parts, uint32_t hol
     r->last_visit_done_ns = 0;
     atomic_store(&e->want, 0);
     for (uint32_t k = 0; k < PLAN_RESOURCE_N; k++) r->heap_n[k] = 0;
+    memset(r->ready_bytes, 0, sizeof r->ready_bytes);
     count_deps(e);
     exec_event_reset(&e->visit_event);
     exec_event_reset(&e->run_event);

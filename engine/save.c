@@ -10,6 +10,7 @@
 #include "engine/ckpt_files.h"
 #include "engine/counters.h"
 #include "base/sys.h"
+#include "engine/twin.h"
 #include "nvme/io_sim.h"
 #include <string.h>
 
@@ -34,7 +35,7 @@ uint64_t save_bytes(const stk_engine *e)
         const struct plan_chunk_in *p = &e->pchunks[i];
         uint64_t sum = 0;
         for (int s = CHUNK_PARAM; s <= CHUNK_OPT; s++)
-            if (p->home[s] == CHUNK_NVME) sum += round_page(p->bytes[s]);
+            if (p->home[s] != CHUNK_HOST) sum += round_page(p->bytes[s]);
         if (sum > most) most = sum;
     }
     return most;
@@ -56,6 +57,7 @@ stk_status save_alloc(stk_engine *e)
         void *p;
         STK_TRY(mem_reserve(e->held, "checkpoints under way", "", save_bytes(e), &p, &e->err));
         s->raw = p;
+        if (twin_total(e)) STK_TRY(seal_pin(e, p, round_page(save_bytes(e))));
     }
     return exec_lane_open(e->ex, "save", &s->lane, &e->err);
 }
@@ -206,6 +208,20 @@ static void job_done(void *engine)
     else pump(e);
 }
 
+/* What was wanted is in `raw`, or will not be. */
+static void all_read(stk_engine *e)
+{
+    struct eng_save *s = &e->save;
+    s->busy = false;
+    atomic_fetch_add_explicit(&e->progress, 1, memory_order_relaxed);
+    if (!s->broken) {
+        submit(e, JOB_CHUNK);
+        return;
+    }
+    open_gate(e);
+    pump(e);
+}
+
 static void get_done(struct store_op *op)
 {
     stk_engine *e = op->owner;
@@ -217,15 +233,36 @@ static void get_done(struct store_op *op)
                       e->layout->blocks[c->block].name, c->id, op->error.text);
         give_up(e, &err);
     }
-    if (--s->reads_left > 0) return;
-    s->busy = false;
-    atomic_fetch_add_explicit(&e->progress, 1, memory_order_relaxed);
-    if (!s->broken) {
-        submit(e, JOB_CHUNK);
-        return;
-    }
-    open_gate(e);
-    pump(e);
+    if (--s->reads_left == 0) all_read(e);
+}
+
+static void copied_back(void *engine)
+{
+    stk_engine *e = engine;
+    struct stk_error err = { 0 };
+    if (dev_status(e->dev, &err) != STK_OK) give_up(e, &err);
+    e->save.reads_left = 0;
+    all_read(e);
+}
+
+/* Of a chunk that lies on the device, on the lane's own stream out of it. */
+static void copy_back(stk_engine *e, const struct stk_chunk *c)
+{
+    struct eng_save *s = &e->save;
+    struct stk_error err = { 0 };
+    const struct state_view *v = &s->job.view[0];
+    void *to[CHUNK_GRAD] = { needs_param(e, c) ? v->param : NULL, c->frozen ? NULL : v->low };
+    stk_status st = STK_OK;
+    for (int k = CHUNK_PARAM; k <= CHUNK_OPT && st == STK_OK; k++)
+        if (to[k])
+            st = dev_copy(e->copy_out, to[k], c->device[k], chunk_bytes(e->layout, c, (enum chunk_state)k),
+                          DEV_TO_HOST, &err);
+    exec_task_init(&s->copied, copied_back, e);
+    if (st == STK_OK) st = dev_notify(e->copy_out, e->lane, &s->copied, NULL, &err);
+    if (st == STK_OK) return;
+    give_up(e, &err);
+    s->reads_left = 0;
+    all_read(e);
 }
 
 /* Points the job's next view at the chunk's state, or at where it is read to. */
@@ -234,11 +271,11 @@ static void add_view(stk_engine *e, const struct stk_chunk *c)
     struct eng_save *s = &e->save;
     struct state_view *v = &s->job.view[s->job.n];
     uint8_t *param = c->host[CHUNK_PARAM], *opt = c->host[CHUNK_OPT], *at = s->raw;
-    if (c->home[CHUNK_PARAM] == CHUNK_NVME && needs_param(e, c)) {
+    if (c->home[CHUNK_PARAM] != CHUNK_HOST && needs_param(e, c)) {
         param = at;
         at += round_page(chunk_bytes(e->layout, c, CHUNK_PARAM));
     }
-    if (!c->frozen && c->home[CHUNK_OPT] == CHUNK_NVME) opt = at;
+    if (!c->frozen && c->home[CHUNK_OPT] != CHUNK_HOST) opt = at;
     *v = (struct state_view){ .n = c->n_elems, .frozen = c->frozen };
     v->param = (uint16_t *)(void *)param;
     s->state[c->id] = BUSY;
@@ -266,7 +303,8 @@ static void read_back(stk_engine *e, const struct stk_chunk *c, enum chunk_state
 
 static bool is_read(const stk_engine *e, const struct stk_chunk *c, enum chunk_state k)
 {
-    return c->extent[k] != CHUNK_NO_EXTENT && (k == CHUNK_OPT || needs_param(e, c));
+    bool away = c->extent[k] != CHUNK_NO_EXTENT || c->device[k];
+    return away && (k == CHUNK_OPT || needs_param(e, c));
 }
 
 /* The oldest one that is ready; PLAN_NO. */
@@ -287,6 +325,10 @@ static void take(stk_engine *e, uint32_t chunk)
     if (param || opt) {
         s->busy = true;
         s->reads_left = (uint32_t)param + (uint32_t)opt;
+        if (c->home[CHUNK_PARAM] == CHUNK_DEVICE) {
+            copy_back(e, c);
+            return;
+        }
         if (param) read_back(e, c, CHUNK_PARAM, s->job.view[0].param);
         if (opt) read_back(e, c, CHUNK_OPT, s->job.view[0].low);
         return;
@@ -336,7 +378,8 @@ static void start(void *engine)
 
 static bool changes_state(const struct plan_node *n)
 {
-    return n->kind == PLAN_UPDATE || n->kind == PLAN_COMMIT || n->kind == PLAN_UNDO;
+    return n->kind == PLAN_UPDATE || n->kind == PLAN_COMMIT || n->kind == PLAN_UNDO ||
+           n->kind == PLAN_DEVICE_UPDATE;
 }
 
 /* Nodes of a due update after all of which the chunk is what the checkpoint wants, at its home. */

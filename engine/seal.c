@@ -4,8 +4,10 @@
  * Application's thread, once. Order matters: whatever can refuse does so before anything large is
  * reserved and before anything is written (design, promise 1). Must not know how nodes run. */
 #include "engine/durable.h"
+#include "engine/machine.h"
 #include "engine/save.h"
 #include "engine/spec.h"
+#include "engine/twin.h"
 #include "base/sys.h"
 #include "nvme/io_sim.h"
 #include <errno.h>
@@ -153,16 +155,6 @@ static stk_status check_disk(stk_engine *e)
     return drives_check_room(e);
 }
 
-/* Does a visit ever wait for a read? Parameters or activations that it uses come from a drive. */
-static bool visits_read(const struct plan *p)
-{
-    for (uint32_t i = 0; p && i < p->n_nodes; i++) {
-        const struct plan_node *x = &p->nodes[i];
-        if (x->kind == PLAN_ACT_IN || (x->kind == PLAN_FETCH && x->visit != PLAN_NO)) return true;
-    }
-    return false;
-}
-
 static stk_status open_storage(stk_engine *e, uint32_t n_extents)
 {
     if (n_extents == 0) return STK_OK;
@@ -170,13 +162,12 @@ static stk_status open_storage(stk_engine *e, uint32_t n_extents)
     const struct io_sim_cfg *sim = e->cfg.sim_disk;
     /* only where there are any: a store of a build that knew no such class can then be taken over */
     uint32_t acts = acts_nvme_bytes(e) ? 1u << ACT_CLASS : 0;
-    bool reads = e->cfg.own_order || visits_read(e->plan_train) || visits_read(e->plan_eval);
     exec_task_init(&e->io_task, on_io, e);
     struct io_cfg ic = { .kind = kinds[e->cfg.storage],
                          .ex = e->ex,
                          .lane = e->lane,
                          .notify = &e->io_task,
-                         .depth_bytes = reads ? ENG_DRIVE_BYTES : ENG_DRIVE_BYTES_FREE,
+                         .depth_bytes = drives_depth_bytes(e),
                          .sim = sim };
     STK_TRY(io_open(&ic, &e->io, &e->err));
     struct store_cfg sc = { .io = e->io,
@@ -224,7 +215,7 @@ static stk_status open_storage(stk_engine *e, uint32_t n_extents)
 /* What lives on the device: arenas, workspace, the client's reservations, in one reservation. */
 static stk_status reserve_device(stk_engine *e)
 {
-    uint64_t total = e->workspace_bytes;
+    uint64_t total = e->workspace_bytes + twin_total(e);
     for (int a = 0; a < PLAN_ARENA_N; a++)
         total += plan_arena_on_device(a) ? round_page(e->place.arena_bytes[a]) : 0;
     for (uint32_t i = 0; i < e->n_reserves; i++)
@@ -247,12 +238,10 @@ static stk_status reserve_device(stk_engine *e)
             at += round_page(e->reserves[i].size_bytes);
         }
     e->own_base = at;
-    return STK_OK;
+    return twin_lay(e, at + round_page(own_bytes(e, true)) + round_page(own_bytes(e, false)));
 }
 
-/* A whole piece or nothing of it. What cannot be pinned is right, only slower to copy: one line says how
- * much that is. */
-static stk_status pin(stk_engine *e, void *p, uint64_t size_bytes)
+stk_status seal_pin(stk_engine *e, void *p, uint64_t size_bytes)
 {
     struct stk_error err = { 0 };
     stk_status st = dev_host_register(e->dev, p, size_bytes, &err);
@@ -277,13 +266,13 @@ static stk_status reserve_host(stk_engine *e)
         void *p;
         STK_TRY(near_reserve(e, plan_arena_name(a), round_page(e->place.arena_bytes[a]), NULL, &p));
         e->arena[a] = p;
-        STK_TRY(pin(e, p, round_page(e->place.arena_bytes[a])));
+        STK_TRY(seal_pin(e, p, round_page(e->place.arena_bytes[a])));
     }
     for (uint32_t i = 0; i < e->n_reserves; i++) {
         struct eng_reserve *r = &e->reserves[i];
         if (r->where != STK_ON_HOST) continue;
         STK_TRY(near_reserve(e, r->owner, round_page(r->size_bytes), NULL, &r->base));
-        STK_TRY(pin(e, r->base, round_page(r->size_bytes)));
+        STK_TRY(seal_pin(e, r->base, round_page(r->size_bytes)));
     }
     return STK_OK;
 }
@@ -338,7 +327,7 @@ static stk_status reserve_homes(stk_engine *e)
         if (total == 0) continue;
         void *p;
         STK_TRY(near_reserve(e, owner[s], round_page(total), s == CHUNK_PARAM ? NULL : &parts, &p));
-        STK_TRY(pin(e, p, round_page(total)));
+        STK_TRY(seal_pin(e, p, round_page(total)));
         uint8_t *at = p;
         if (s == CHUNK_PARAM) lay_params(e, at);
         else
@@ -354,7 +343,7 @@ static stk_status reserve_second(stk_engine *e)
     if (total == 0) return STK_OK;
     void *p;
     STK_TRY(near_reserve(e, "second parameters (split)", total, NULL, &p));
-    STK_TRY(pin(e, p, total));
+    STK_TRY(seal_pin(e, p, total));
     e->second = sys_calloc(e->layout->n_chunks, sizeof *e->second);
     if (!e->second) return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory for tables of chunks");
     uint8_t *at = p;
@@ -431,6 +420,7 @@ static stk_status seal_machine(stk_engine *e)
     STK_TRY(reserve_second(e));
     note_unpinned(e);
     STK_TRY(spec_alloc(e));
+    STK_TRY(twin_alloc(e));
     STK_TRY(durable_alloc(e));
     STK_TRY(open_storage(e, n_extents));
     register_buffers(e);
@@ -439,6 +429,7 @@ static stk_status seal_machine(stk_engine *e)
     near_note(e);
     uint32_t n = e->plan_train ? e->plan_train->n_nodes : 0;
     if (e->plan_eval && e->plan_eval->n_nodes > n) n = e->plan_eval->n_nodes;
+    machine_pace(e, &e->pace);
     STK_TRY(run_alloc(e, n));
     STK_TRY(trace_alloc(e, n));
     STK_TRY(state_alloc(e));

@@ -20,7 +20,7 @@ bool spec_possible(const stk_engine *e, uint32_t chunk)
 {
     const struct plan_chunk_in *c = &e->pchunks[chunk];
     bool betas = e->cfg.beta1 > 0 && e->cfg.beta1 < 1 && e->cfg.beta2 > 0 && e->cfg.beta2 < 1;
-    if (c->frozen || e->cfg.own_order) return false;
+    if (c->frozen || e->cfg.own_order || c->home[CHUNK_OPT] == CHUNK_DEVICE) return false;
     if (c->home[CHUNK_OPT] == CHUNK_NVME) return true;
     return c->home[CHUNK_PARAM] == CHUNK_HOST && betas && e->cfg.moments == STK_MOMENTS_F32;
 }

@@ -170,6 +170,7 @@ static bool update_part_passes(stk_engine *e, const struct plan_node *n)
         if (s->apply && !c->done) return false;
         c->done = false; /* accepted */
         return true;
+    case PLAN_DEVICE_UPDATE: return !s->apply; /* waited for the norm in any case */
     case PLAN_COMMIT: return !c->fresh || !update_splits(e, n->chunk);
     case PLAN_WRITE_BACK: return !c->fresh;
     default: return false;

@@ -1,5 +1,5 @@
 /* engine/state.c - the state of tensors between steps: filling, reading, and the one staged chunk
- * through which NVMe homes are reached.
+ * through which homes on NVMe and on the device are reached.
  *
  * Application's thread, while no run is active (INV-4 allows it then: the engine lane is idle).
  * Owns the staging memory. Checkpoints (checkpoint.c) stream through it too. At most one chunk is
@@ -7,6 +7,7 @@
 #include "engine/ckpt_files.h"
 #include "engine/save.h"
 #include "base/sys.h"
+#include "engine/twin.h"
 #include <string.h>
 
 static uint64_t param_room(const stk_engine *e) { return round_page(2ull * e->cfg.chunk_elems); }
@@ -25,6 +26,7 @@ stk_status state_alloc(stk_engine *e)
     if (!s) return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory for staging");
     STK_TRY(mem_reserve(e->held, "staging of loads and checkpoints", "", state_staging_bytes(e), &p,
                         &e->err));
+    if (twin_total(e)) STK_TRY(seal_pin(e, p, round_page(state_staging_bytes(e))));
     uint8_t *at = p;
     s->param = at;
     s->grad = at + param_room(e);
@@ -72,13 +74,20 @@ static bool on_nvme(const struct stk_chunk *c, enum chunk_state s)
     return c->extent[s] != CHUNK_NO_EXTENT;
 }
 
-/* Moves the states of `moving` (bits by chunk_state, NVMe homes only) between their extents and
+/* At home it lies where only store and device reach it. */
+static bool away(const struct stk_chunk *c, enum chunk_state s)
+{
+    return on_nvme(c, s) || c->device[s];
+}
+
+/* Moves the states of `moving` (bits by chunk_state, of those that are away) between their homes and
  * buf[state]. */
 static stk_status transfer(stk_engine *e, const struct stk_chunk *c, uint32_t moving, bool put,
                            void *const buf[CHUNK_STATE_N])
 {
     static const char *const names[] = { "parameters", "optimizer state", "gradient" };
     struct state_io *s = e->sio;
+    if (c->home[CHUNK_PARAM] == CHUNK_DEVICE) return twin_move(e, c, moving, put, buf);
     s->moving = moving;
     s->put = put;
     s->left = 0;
@@ -126,12 +135,12 @@ static void staged_buffers(struct state_io *s, void *buf[CHUNK_STATE_N])
     buf[CHUNK_GRAD] = s->grad;
 }
 
-/* The states of `want` that have an NVMe home. */
-static uint32_t nvme_states(const struct stk_chunk *c, uint32_t want)
+/* The states of `want` that are away. */
+static uint32_t away_states(const struct stk_chunk *c, uint32_t want)
 {
     uint32_t m = 0;
     for (int k = 0; k < CHUNK_STATE_N; k++)
-        if (on_nvme(c, k) && !(k == CHUNK_GRAD && c->grad_at)) m |= want & 1u << k;
+        if (away(c, k) && !(k == CHUNK_GRAD && c->grad_at)) m |= want & 1u << k;
     return m;
 }
 
@@ -151,7 +160,7 @@ stk_status state_unstage(stk_engine *e)
     const struct stk_chunk *c = &e->layout->chunks[s->chunk];
     void *buf[CHUNK_STATE_N];
     staged_buffers(s, buf);
-    if (s->dirty) STK_TRY(transfer(e, c, nvme_states(c, STATE_PARAM | STATE_OPT), true, buf));
+    if (s->dirty) STK_TRY(transfer(e, c, away_states(c, STATE_PARAM | STATE_OPT), true, buf));
     s->dirty = false;
     s->loaded = 0;
     s->chunk = PLAN_NO;
@@ -160,7 +169,7 @@ stk_status state_unstage(stk_engine *e)
 
 static void fill_view(stk_engine *e, const struct stk_chunk *c, struct state_view *v);
 
-/* As state_stage of parameters and state, but what is at NVMe is zero instead of being read:
+/* As state_stage of parameters and state, but what is away is zero instead of being read:
  * everything will be overwritten. */
 stk_status state_stage_fresh(stk_engine *e, uint32_t chunk, struct state_view *v)
 {
@@ -168,7 +177,7 @@ stk_status state_stage_fresh(stk_engine *e, uint32_t chunk, struct state_view *v
     const struct stk_chunk *c = &e->layout->chunks[chunk];
     STK_TRY(state_unstage(e));
     s->loaded = STATE_PARAM | STATE_OPT;
-    clear_states(e, c, nvme_states(c, s->loaded));
+    clear_states(e, c, away_states(c, s->loaded));
     s->chunk = chunk;
     fill_view(e, c, v);
     return STK_OK;
@@ -180,9 +189,9 @@ stk_status state_stage(stk_engine *e, uint32_t chunk, uint32_t want, struct stat
     const struct stk_chunk *c = &e->layout->chunks[chunk];
     trial_end(e);
     if (s->chunk != chunk) STK_TRY(state_unstage(e));
-    uint32_t missing = nvme_states(c, want & ~s->loaded), never = 0;
+    uint32_t missing = away_states(c, want & ~s->loaded), never = 0;
     for (int k = 0; k < CHUNK_STATE_N; k++)
-        if ((missing & 1u << k) && store_version(e->store, c->extent[k]) == UINT64_MAX)
+        if ((missing & 1u << k) && on_nvme(c, k) && store_version(e->store, c->extent[k]) == UINT64_MAX)
             never |= 1u << k;
     clear_states(e, c, never);
     void *buf[CHUNK_STATE_N];
@@ -198,14 +207,14 @@ static void fill_view(stk_engine *e, const struct stk_chunk *c, struct state_vie
 {
     struct state_io *s = e->sio;
     *v = (struct state_view){ .n = c->n_elems, .frozen = c->frozen };
-    v->param = on_nvme(c, CHUNK_PARAM) ? (uint16_t *)(void *)s->param : c->host[CHUNK_PARAM];
-    uint8_t *opt = on_nvme(c, CHUNK_OPT) ? s->opt : c->host[CHUNK_OPT];
+    v->param = away(c, CHUNK_PARAM) ? (uint16_t *)(void *)s->param : c->host[CHUNK_PARAM];
+    uint8_t *opt = away(c, CHUNK_OPT) ? s->opt : c->host[CHUNK_OPT];
     if (!c->frozen) {
         v->low = (int16_t *)(void *)opt;
         v->master = (float *)(void *)opt;
         adam_moments_at(e->layout, c, opt, &v->moments);
         v->grad = c->grad_at               ? c->grad_at
-                  : on_nvme(c, CHUNK_GRAD) ? (uint16_t *)(void *)s->grad
+                  : away(c, CHUNK_GRAD) ? (uint16_t *)(void *)s->grad
                                            : c->host[CHUNK_GRAD];
     }
 }

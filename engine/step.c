@@ -35,6 +35,7 @@ static uint64_t *exposed_of(stk_engine *e, uint8_t kind)
     case PLAN_UPDATE:
     case PLAN_JOIN:
     case PLAN_COMMIT:
+    case PLAN_DEVICE_UPDATE:
     case PLAN_UNDO: return &e->exposed.update_ns;
     case PLAN_GATHER:
     case PLAN_REDUCE: return &e->exposed.gather_ns;
@@ -89,8 +90,10 @@ void step_fill_visit(stk_engine *e, const struct plan *p, uint32_t index, stk_vi
                       .loss_scale = e->loss_scale };
     if (pv->param_slot != PLAN_NO)
         v->param = eng_slot(e, p, pv->param_slot, 0);
-    else if (b->n_chunks > 0)
-        v->param = e->layout->chunks[b->first_chunk].host[CHUNK_PARAM];
+    else if (b->n_chunks > 0) {
+        const struct stk_chunk *c = &e->layout->chunks[b->first_chunk];
+        v->param = c->home[CHUNK_PARAM] == CHUNK_DEVICE ? c->device[CHUNK_PARAM] : c->host[CHUNK_PARAM];
+    }
     if (backward) v->grad = own_accumulator(e, pv->block);
     if (backward && !v->grad && pv->acc_slot != PLAN_NO)
         v->grad = (float *)(void *)eng_slot(e, p, pv->acc_slot, 0);

@@ -133,6 +133,7 @@ typedef enum {
 } stk_storage;
 
 #define STK_NVME_MAX 16
+#define STK_ON_DEVICE_AUTO (-1.0) /* of stk_config.optimizer_on_device */
 
 struct stk_machine; /* below: prediction */
 
@@ -225,6 +226,13 @@ typedef struct stk_config {
                                    * be predicted, with split all, with speculate none */
     bool overwrite_grads;         /* this client looks at stk_visit.overwrite: accumulators are not zeroed
                                    * for it. Own order: not used */
+    double optimizer_on_device;   /* optimizer state, parameters and gradients of whole blocks, the first of the
+                                   * order, in the device's memory, updated there with the same bits: of at
+                                   * most so much of the trainable parameters, 0 (none) to 1; where that does
+                                   * not fit, stk_seal refuses it. STK_ON_DEVICE_AUTO: as much as device_memory
+                                   * leaves beside everything else that makes steps faster, on a card. None
+                                   * where the device has no memory of its own, in own order, with moments that
+                                   * are not F32, or where state is on NVMe: a note says so */
 } stk_config;
 
 /* Fills defaults: host, auto everywhere, adamw 0.9 0.999 1e-8 0.01, clip 1.0, one micro-batch,
@@ -579,8 +587,8 @@ stk_status stk_machine_measure(stk_engine *e, stk_machine *out);
 typedef struct stk_visit_cost { double forward_ns, backward_ns, recompute_ns; } stk_visit_cost;
 stk_status stk_place_cost(stk_engine *e, uint32_t place, const stk_visit_cost *cost);
 /* [waits] After stk_seal (dry too) and before anything is filled, or STK_ERR_STATE: a visit to be queued
- * as in a step, its time taken and thrown away. One of each kind in the plan, all of micro-batch 0, each
- * at least once and again while `STK_TRIAL_NS` last. After a dry seal memory for one visit is reserved, of
+ * as in a step, its time taken and thrown away. In the plan's order, some of each kind, all as of micro-batch
+ * 0, pass after pass while `STK_TRIAL_NS` last; after the first pass stk_trial_done does not wait. After a dry seal memory for one visit is reserved, of
  * the device and for stk_reserved, as far as it fits. STK_END: no more, or none is possible here. A client
  * may break trials off: the first call for a tensor or a step ends them. */
 #define STK_TRIAL_NS 4000000000u
@@ -599,6 +607,12 @@ typedef struct stk_prediction {
     uint64_t host_bytes, device_bytes, nvme_bytes; /* at most, by tier */
     uint64_t nvme_read_bytes, nvme_write_bytes, copy_in_bytes, copy_out_bytes; /* of a step */
     bool costs_known;             /* visits by trial or stk_place_cost, not by FLOPs alone */
+    /* The same times where the norm of every step binds: with clipping `speculate` then takes back what it
+     * made. Above they are for norms that never do; in other modes both are one. */
+    struct {
+        double step_s, compute_s;
+        struct { double nvme, copy, update, gather, other; } exposed_s;
+    } bound;
 } stk_prediction;
 /* After stk_seal (dry too). `m`: whose figures; its drives may be none: then those that stk_seal
  * measured. NULL: config.machine, or what is simulated. STK_ERR_CONFIG: a figure is missing.

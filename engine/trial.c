@@ -1,55 +1,75 @@
 /* engine/trial.c - visits tried before the first step, to know what they take.
  *
  * Application's thread; the client queues the visit's work, the compute stream's own clock says how
- * long it ran. Owns, after a dry seal, memory for one visit at a time and for the client's
- * reservations; after a real one the plan's own slots are used, which hold nothing yet. Must not know
- * what a visit computes, nor what its figures are for.
+ * long it ran; the engine lane reads it at the end of each. Owns, after a dry seal, memory for one visit at
+ * a time and for the client's reservations; after a real one the plan's own slots are used, which hold
+ * nothing yet. Must not know what a visit computes, nor what its figures are for.
  *
  * KINDS. Visits of micro-batch 0 that are alike in place's sizes and FLOPs, direction and
  * recomputation are one kind; where other micro-batches of a place follow at once, such a visit is
- * another kind. Each kind is tried once, then again while time is left: the first try, which finds
- * threads that are not there yet, counts only where there is no other. What counts is the mean: a
- * step takes the sum of its visits, and that of many is their mean, not their median. In 1.5 seconds
- * there was time for two tries, which put one step at 4.2 and at 5.1 s; hence four seconds.
+ * another kind.
  *
- * CACHES. The first visit of a place finds its accumulator and, backward, its parameters in no cache
- * (and the workspace, if what came before was of another kind: of the head, 126 MB of logits); what the
- * last step left there, gigabytes have pushed out, and every backward visit's activations as well. So
- * they are pushed out before a try. The visit that follows finds what the first left.
+ * PASSES. A pass is the plan's visits in its order, of micro-batch 0 and what follows it at once: so many
+ * of each kind (the last ones forward, the first ones backward, which belong together) that it takes about
+ * PASS_NS by its FLOPs. In the first pass what they read is filled, and one of each kind is tried alone;
+ * it makes threads, pages and the client's tables, and counts only where there is no other. In the others
+ * ENG_VISITS_IN_FLIGHT are queued as in a step and nothing waits for an end, so each finds in caches,
+ * and its threads awake, what a step's would. (Tried alone, after caches were flushed by another thread,
+ * a layer's forward took 15 to 17 ms that takes 9.6 in a step, and 23 that takes 14.) A kind's time
+ * is the median of the passes' means: a step takes the sum of its visits, and that of many is their mean;
+ * a pass that something else disturbed must not count.
  *
  * DATA. What a visit reads is filled with numbers of no meaning first (products of zeros take less
  * power, and with it less time). What lies at host homes is zero again when trials are over. */
 #include "engine/state.h"
-#include "base/cpu.h"
 #include "base/sys.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define KINDS_MAX 32
-#define TRIES_MAX 9
+#define PASSES_MAX 16
 #define COPIES_MAX 8 /* of parameters and accumulator, dry */
 #define PATTERN_BYTES (1u << 20)
-#define GIVE_UP 2.0 /* times STK_TRIAL_NS: a round that takes longer by its FLOPs is not begun */
+#define GIVE_UP 2.0 /* times STK_TRIAL_NS: a pass that takes longer by its FLOPs is not begun */
+#define PASS_NS 1e9 /* by the rate of products alone: half as much again or twice of it in truth */
 
 /* alike: visits of this kind; again: of the micro-batches after the first, which follow it. */
-struct kind { uint32_t visit, alike, tries; bool again; double ns[TRIES_MAX]; };
+struct kind {
+    uint32_t visit, alike, used; /* used: of them in a pass */
+    bool again;
+    double sum_ns;              /* of the pass at hand */
+    uint32_t n;
+    double pass_ns[PASSES_MAX]; /* means */
+    uint32_t n_passes;
+};
+
+struct entry { uint32_t visit, kind; };
+
+/* The end of a visit on the compute stream; at most ENG_VISITS_IN_FLIGHT are under way. */
+struct ended { struct exec_task task; struct eng_trial *trial; uint32_t at; };
 
 struct eng_trial {
+    const struct dev_stream *stream;
     struct kind kind[KINDS_MAX];
-    uint32_t n_kinds, at, round;
+    struct entry *pass;         /* visits of a pass in order */
+    uint64_t *busy_ns;          /* [i]: the stream's clock at the end of pass[i - 1]; [0]: before the pass */
+    uint32_t n_kinds, n_pass, at, round;
     bool busy, over;
-    uint64_t begin_ns, round_ns, busy_ns;
+    uint64_t begin_ns, round_ns;
+    struct ended ended[ENG_VISITS_IN_FLIGHT];
+    uint32_t n_queued;
+    _Atomic uint32_t n_ended;
+    struct exec_event one_ended;
     struct mem *mem;            /* dry: the client's reservations in host memory */
     uint8_t *device;            /* dry: of the device, laid out by struct places */
     uint32_t copies;
     uint8_t *pattern;
-    uint32_t filled[KINDS_MAX * TRIES_MAX], n_filled; /* visits whose parameters are at host homes */
-    uint32_t index;             /* of the visit at hand */
+    uint32_t n_filled;          /* entries of the pass whose parameters were filled */
 };
 
 /* Offsets of what one visit needs, in the dry device's one reservation. */
 struct places { uint64_t param, acc, copy, in, out, full, flow, workspace, reserves, size; };
-
 
 /* The boundary that it writes: sizes its time, and its room after a dry seal. */
 static uint64_t out_bytes(const stk_engine *e, const struct plan_visit *v)
@@ -94,16 +114,60 @@ static void find_kinds(stk_engine *e, struct eng_trial *t)
     }
 }
 
-/* The visit of a kind whose turn it is. */
-static uint32_t visit_of(const stk_engine *e, const struct kind *k)
+/* --- what a pass consists of ------------------------------------------------------------------ */
+
+static double flops_of(const stk_engine *e, const struct eng_trial *t, uint32_t most)
+{
+    double flops = 0;
+    for (uint32_t k = 0; k < t->n_kinds; k++) {
+        const struct kind *x = &t->kind[k];
+        flops += e->plan_train->visits[x->visit].flops * (x->alike < most ? x->alike : most);
+    }
+    return flops;
+}
+
+static bool too_long(const stk_engine *e, const struct eng_trial *t)
+{
+    double rate = e->caps.matmul_flops_per_s;
+    return rate > 0 && flops_of(e, t, 1) / rate * 1e9 > GIVE_UP * STK_TRIAL_NS;
+}
+
+static uint32_t kind_of(const stk_engine *e, const struct eng_trial *t, const struct plan_visit *v, bool again)
+{
+    uint32_t k = 0;
+    while (k < t->n_kinds && (t->kind[k].again != again ||
+                              !alike(e, &e->plan_train->visits[t->kind[k].visit], v)))
+        k++;
+    return k;
+}
+
+/* The `used` of a kind that belong together: the last ones forward, the first ones backward. */
+static bool in_pass(const struct plan_visit *v, const struct kind *k, uint32_t number)
+{
+    return v->dir == PLAN_FORWARD ? number + k->used >= k->alike : number < k->used;
+}
+
+/* False: no memory. */
+static bool make_pass(stk_engine *e, struct eng_trial *t)
 {
     const struct plan *p = e->plan_train;
-    uint32_t turn = k->tries % k->alike;
-    for (uint32_t i = k->visit; i < p->n_visits; i++) {
+    uint32_t most = 1, seen[KINDS_MAX] = { 0 };
+    double rate = e->caps.matmul_flops_per_s;
+    while (most < p->n_visits && rate > 0 && flops_of(e, t, most + 1) / rate * 1e9 <= PASS_NS) most++;
+    for (uint32_t k = 0; k < t->n_kinds; k++)
+        t->kind[k].used = t->kind[k].alike < most ? t->kind[k].alike : most;
+    t->pass = sys_calloc((size_t)p->n_visits + 1, sizeof *t->pass);
+    t->busy_ns = sys_calloc((size_t)p->n_visits + 2, sizeof *t->busy_ns);
+    if (!t->pass || !t->busy_ns) return false;
+    for (uint32_t i = 0; i < p->n_visits; i++) {
         const struct plan_visit *v = &p->visits[i];
-        if (v->micro == 0 && alike(e, v, &p->visits[k->visit]) && turn-- == 0) return i;
+        bool again = i > 0 && v->micro == 1 && p->visits[i - 1].micro == 0 && trial_again(p, i);
+        if (v->micro != 0 && !again) continue;
+        uint32_t k = kind_of(e, t, again ? &p->visits[i - 1] : v, again);
+        if (k == t->n_kinds || !in_pass(v, &t->kind[k], seen[k]++)) continue;
+        t->pass[t->n_pass++] = (struct entry){ i, k };
     }
-    return k->visit;
+    return true;
 }
 
 /* --- memory after a dry seal ------------------------------------------------------------------ */
@@ -185,7 +249,7 @@ static void fill_dry(stk_engine *e, const struct eng_trial *t, uint32_t index, s
     const struct plan_visit *pv = &e->plan_train->visits[index];
     struct places at = lay_out(e, t);
     bool backward = pv->dir == PLAN_BACKWARD;
-    uint64_t copy = at.copy * (t->kind[t->at].tries % t->copies);
+    uint64_t copy = at.copy * (t->at % t->copies);
     *v = (stk_visit){ .index = index,
                       .place = pv->place,
                       .block = pv->block,
@@ -208,14 +272,6 @@ static void fill_dry(stk_engine *e, const struct eng_trial *t, uint32_t index, s
 }
 
 /* --- trying ----------------------------------------------------------------------------------- */
-
-static bool too_long(const stk_engine *e, const struct eng_trial *t)
-{
-    double flops = 0, rate = e->caps.matmul_flops_per_s;
-    for (uint32_t k = 0; k < t->n_kinds; k++)
-        flops += e->plan_train->visits[t->kind[k].visit].flops;
-    return rate > 0 && flops / rate * 1e9 > GIVE_UP * STK_TRIAL_NS;
-}
 
 /* Every 16-bit half is a bf16 between 2^-7 and 2^-3 of either sign, which makes its f32 one, too. */
 static bool make_pattern(struct eng_trial *t)
@@ -242,51 +298,56 @@ static stk_status fill(stk_engine *e, const void *to, uint64_t bytes)
     return STK_OK;
 }
 
+/* In the first pass. */
 static stk_status fill_visit(stk_engine *e, struct eng_trial *t, const stk_visit *v)
 {
     const struct plan *p = e->plan_train;
-    const struct plan_visit *pv = &p->visits[t->index];
-    if (t->kind[t->at].again) return STK_OK;
-    if (t->round < t->kind[t->at].alike || (t->device && t->round < t->copies)) {
-        STK_TRY(fill(e, v->param, e->pblocks[pv->block].param_bytes));
-        if (!t->device && pv->param_slot == PLAN_NO) t->filled[t->n_filled++] = t->index;
-    }
-    if (t->round > 0) return STK_OK;
+    const struct plan_visit *pv = &p->visits[t->pass[t->at].visit];
+    STK_TRY(fill(e, v->param, e->pblocks[pv->block].param_bytes));
+    t->n_filled = t->at + 1;
     if (v->in) STK_TRY(fill(e, v->in, p->slots[pv->in_slot].size_bytes));
     if (v->full) STK_TRY(fill(e, v->full, p->slots[pv->full_slot].size_bytes));
     if (v->flow) STK_TRY(fill(e, v->flow, p->slots[pv->flow_slot].size_bytes));
     return STK_OK;
 }
 
-/* What comes before a first visit leaves nothing of it in a cache; but a forward visit's parameters
- * were just updated, copied or checked. */
-static void push_out(const stk_engine *e, const struct eng_trial *t, const stk_visit *v)
-{
-    const struct plan *p = e->plan_train;
-    const struct plan_visit *pv = &p->visits[t->index];
-    if (e->caps.kind != DEV_HOST && e->caps.kind != DEV_HOST_DISCRETE) return;
-    if (pv->dir == PLAN_BACKWARD && v->in) cpu_cache_flush(v->in, p->slots[pv->in_slot].size_bytes);
-    if (pv->dir == PLAN_BACKWARD && v->full && !pv->recompute)
-        cpu_cache_flush(v->full, p->slots[pv->full_slot].size_bytes);
-    if (t->kind[t->at].again) return;
-    if (v->param && pv->dir == PLAN_BACKWARD)
-        cpu_cache_flush(v->param, e->pblocks[pv->block].param_bytes);
-    if (v->grad) cpu_cache_flush(v->grad, e->pblocks[pv->block].acc_bytes);
-    if (t->index == 0 || !alike(e, &p->visits[t->index - 1], pv))
-        cpu_cache_flush(v->workspace, v->workspace_bytes);
-}
-
 static void clear(stk_engine *e, struct eng_trial *t)
 {
-    for (uint32_t i = 0; i < t->n_filled; i++) {
-        const struct stk_block *b =
-            &e->layout->blocks[e->plan_train->visits[t->filled[i]].block];
-        if (b->n_chunks > 0)
-            memset(e->layout->chunks[b->first_chunk].host[CHUNK_PARAM], 0, b->elems * 2);
+    struct stk_error ignored = { 0 };
+    for (uint32_t i = 0; i < t->n_filled && !t->device; i++) {
+        const struct plan_visit *v = &e->plan_train->visits[t->pass[i].visit];
+        const struct stk_block *b = &e->layout->blocks[v->block];
+        if (v->param_slot != PLAN_NO || b->n_chunks == 0) continue;
+        const struct stk_chunk *c = &e->layout->chunks[b->first_chunk];
+        if (c->home[CHUNK_PARAM] == CHUNK_DEVICE) {
+            dev_zero(e->compute, c->device[CHUNK_PARAM], b->elems * 2, &ignored);
+            dev_sync(e->compute, &ignored);
+        } else
+            memset(c->host[CHUNK_PARAM], 0, b->elems * 2);
     }
     t->n_filled = 0;
     sys_free(t->pattern);
     t->pattern = NULL;
+}
+
+/* Engine lane. */
+static void visit_ended(void *arg)
+{
+    struct ended *x = arg;
+    struct eng_trial *t = x->trial;
+    t->busy_ns[x->at + 1] = dev_stream_busy_ns(t->stream);
+    atomic_fetch_add(&t->n_ended, 1);
+    exec_event_set(&t->one_ended);
+}
+
+/* Until at most `most` visits are under way. */
+static void wait_for_ends(struct eng_trial *t, uint32_t most)
+{
+    for (;;) {
+        exec_event_reset(&t->one_ended);
+        if (t->n_queued - atomic_load(&t->n_ended) <= most) return;
+        (void)exec_event_wait(&t->one_ended, UINT64_MAX, NULL);
+    }
 }
 
 void trial_end(stk_engine *e)
@@ -295,6 +356,7 @@ void trial_end(stk_engine *e)
     struct stk_error ignored = { 0 };
     if (!t || (t->over && !t->pattern)) return;
     (void)dev_sync(e->compute, &ignored);
+    wait_for_ends(t, 0);
     t->busy = false;
     t->over = true;
     clear(e, t);
@@ -304,27 +366,72 @@ static stk_status begin(stk_engine *e)
 {
     struct eng_trial *t = e->trial = sys_calloc(1, sizeof *t);
     if (!t) return stk_error_set(&e->err, STK_ERR_NOMEM, 0, "no memory to try visits");
+    t->stream = e->compute;
+    exec_event_init(e->ex, &t->one_ended);
     t->over = !e->plan_train || e->cfg.own_order || exec_kind_of(e->ex) == EXEC_SIM;
     if (!t->over) find_kinds(e, t);
     t->over = t->over || t->n_kinds == 0 || dev_matmul_rate(e->dev, &e->err) != STK_OK;
     dev_caps_read(e->dev, &e->caps);
-    t->over = t->over || too_long(e, t);
+    t->over = t->over || too_long(e, t) || !make_pass(e, t);
     if (!t->over && e->state == ENG_DRY) t->over = !reserve(e, t);
     t->over = t->over || !make_pattern(t);
     t->begin_ns = t->round_ns = exec_now_ns(e->ex);
     return STK_OK;
 }
 
-/* A round is over: another one while it will end in time, but never fewer than two where the first
- * was short enough. */
-static void next_round(stk_engine *e, struct eng_trial *t)
+/* Each visit took what the stream's clock moved since the one before; one by one it stood still. */
+static void count_pass(struct eng_trial *t)
 {
+    for (uint32_t k = 0; k < t->n_kinds; k++) t->kind[k].n = 0, t->kind[k].sum_ns = 0;
+    for (uint32_t i = 0; i < t->at; i++) {
+        struct kind *k = &t->kind[t->pass[i].kind];
+        if (t->busy_ns[i + 1] == t->busy_ns[i]) continue; /* filled only */
+        k->sum_ns += (double)(t->busy_ns[i + 1] - t->busy_ns[i]);
+        k->n++;
+    }
+    for (uint32_t i = 0; i < t->n_kinds; i++) {
+        struct kind *k = &t->kind[i];
+        if (t->round == 1) k->n_passes = 0; /* the first counts where there is no other */
+        if (k->n > 0) k->pass_ns[k->n_passes++] = k->sum_ns / k->n;
+    }
+}
+
+/* A pass is over: another one while it will end in time, but never fewer than two where the first
+ * was short enough. */
+static stk_status next_pass(stk_engine *e, struct eng_trial *t)
+{
+    stk_status st = dev_sync(e->compute, &e->err);
+    wait_for_ends(t, 0);
+    count_pass(t);
     uint64_t now = exec_now_ns(e->ex), took = now - t->round_ns;
     t->at = 0;
     t->round++;
     t->round_ns = now;
-    if (t->round == 1 && took < STK_TRIAL_NS) return;
-    t->over = t->round >= TRIES_MAX || now - t->begin_ns + took > STK_TRIAL_NS;
+    t->busy_ns[0] = dev_stream_busy_ns(e->compute);
+    if (t->round > 1 || took >= STK_TRIAL_NS)
+        t->over = t->round >= PASSES_MAX || now - t->begin_ns + took > STK_TRIAL_NS;
+    if (st != STK_OK) e->state = ENG_FAILED;
+    return st;
+}
+
+static void visit_at(stk_engine *e, const struct eng_trial *t, stk_visit *v)
+{
+    uint32_t index = t->pass[t->at].visit;
+    if (e->state == ENG_DRY) fill_dry(e, t, index, v);
+    else step_fill_visit(e, e->plan_train, index, v);
+    v->micro = 0; /* inputs of others are not there */
+}
+
+/* tried: one of its kind was. */
+static stk_status fill_first(stk_engine *e, struct eng_trial *t, const stk_visit *v, bool *tried)
+{
+    *tried = false;
+    for (uint32_t i = 0; i < t->at; i++) *tried |= t->pass[i].kind == t->pass[t->at].kind;
+    STK_TRY(fill_visit(e, t, v));
+    STK_TRY(dev_sync(e->compute, &e->err));
+    wait_for_ends(t, 0);
+    t->busy_ns[t->at] = dev_stream_busy_ns(e->compute);
+    return STK_OK;
 }
 
 stk_status stk_trial_next(stk_engine *e, stk_visit *v)
@@ -337,20 +444,20 @@ stk_status stk_trial_next(stk_engine *e, stk_visit *v)
                                 "after stk_seal, before the first step and before anything is filled");
     if (!e->trial) STK_TRY(begin(e));
     struct eng_trial *t = e->trial;
-    if (!t->over && t->at == t->n_kinds) next_round(e, t);
+    for (bool tried = false; !t->over; t->busy_ns[++t->at] = dev_stream_busy_ns(e->compute)) {
+        if (t->at == t->n_pass) STK_TRY(next_pass(e, t));
+        if (t->over) break;
+        visit_at(e, t, v);
+        if (t->round > 0) break;
+        STK_TRY(fill_first(e, t, v, &tried));
+        if (!tried) break;
+    }
     if (t->over) {
         clear(e, t);
         return STK_END;
     }
-    uint32_t index = t->index = visit_of(e, &t->kind[t->at]);
-    if (s == ENG_DRY) fill_dry(e, t, index, v);
-    else step_fill_visit(e, e->plan_train, index, v);
-    STK_TRY(fill_visit(e, t, v));
-    STK_TRY(dev_sync(e->compute, &e->err));
-    if (t->kind[t->at].again) v->first_of_block = v->overwrite = false;
-    push_out(e, t, v);
+    wait_for_ends(t, ENG_VISITS_IN_FLIGHT - 1);
     t->busy = true;
-    t->busy_ns = dev_stream_busy_ns(e->compute);
     return STK_OK;
 }
 
@@ -358,25 +465,37 @@ stk_status stk_trial_done(stk_engine *e, const stk_visit *v)
 {
     stk_error_clear(&e->err);
     struct eng_trial *t = e->trial;
-    if (!t || !t->busy || v->index != t->index)
+    if (!t || !t->busy || v->index != t->pass[t->at].visit)
         return eng_refuse_state(e, "stk_trial_done", "after stk_trial_next");
-    stk_status st = dev_sync(e->compute, &e->err);
-    struct kind *k = &t->kind[t->at];
-    k->ns[k->tries++] = (double)(dev_stream_busy_ns(e->compute) - t->busy_ns);
+    struct ended *x = &t->ended[t->n_queued % ENG_VISITS_IN_FLIGHT];
+    x->trial = t;
+    x->at = t->at;
+    exec_task_init(&x->task, visit_ended, x);
+    stk_status st = dev_notify(e->compute, e->lane, &x->task, NULL, &e->err);
     t->busy = false;
+    if (st != STK_OK) {
+        e->state = ENG_FAILED;
+        return st;
+    }
+    t->n_queued++;
     t->at++;
-    if (st != STK_OK) e->state = ENG_FAILED;
-    return st;
+    return t->round == 0 ? dev_sync(e->compute, &e->err) : STK_OK;
 }
 
 /* --- what was found --------------------------------------------------------------------------- */
 
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
 static double time_of(const struct kind *k)
 {
-    double sum = 0;
-    uint32_t n = k->tries > 1 ? k->tries - 1 : k->tries;
-    for (uint32_t i = k->tries - n; i < k->tries; i++) sum += k->ns[i];
-    return sum / n;
+    double ns[PASSES_MAX];
+    memcpy(ns, k->pass_ns, sizeof ns);
+    qsort(ns, k->n_passes, sizeof ns[0], by_value);
+    return (ns[k->n_passes / 2] + ns[(k->n_passes - 1) / 2]) / 2;
 }
 
 bool trial_cost(const stk_engine *e, uint32_t place, bool again, stk_visit_cost *out)
@@ -390,7 +509,7 @@ bool trial_cost(const stk_engine *e, uint32_t place, bool again, stk_visit_cost 
         if (v->place != place || v->micro != 0) continue;
         for (uint32_t k = 0; k < t->n_kinds; k++) {
             const struct kind *x = &t->kind[k];
-            if (!x->tries || (x->again && !again) || !alike(e, &e->plan_train->visits[x->visit], v))
+            if (!x->n_passes || (x->again && !again) || !alike(e, &e->plan_train->visits[x->visit], v))
                 continue; /* of twins the later counts, if it is asked for */
             *(v->dir == PLAN_FORWARD ? &out->forward_ns : &out->backward_ns) = time_of(x);
             tried = true;
@@ -406,6 +525,8 @@ void trial_free(stk_engine *e)
     if (!e->trial) return;
     mem_close(e->trial->mem);
     sys_free(e->trial->pattern);
+    sys_free(e->trial->pass);
+    sys_free(e->trial->busy_ns);
     sys_free(e->trial);
     e->trial = NULL;
 }

@@ -170,7 +170,13 @@ static void dev_count(struct dev *d, const struct dev_cmd *cmd)
 stk_status dev_copy(struct dev_stream *s, void *dst, const void *src, uint64_t size_bytes,
                     enum dev_dir dir, struct stk_error *err)
 {
-    struct dev_cmd c = { .kind = DEV_CMD_COPY, .u.copy = { dst, src, size_bytes, dir } };
+    return dev_copy_paced(s, dst, src, size_bytes, dir, 0, err);
+}
+
+stk_status dev_copy_paced(struct dev_stream *s, void *dst, const void *src, uint64_t size_bytes, enum dev_dir dir,
+                          double bytes_per_s, struct stk_error *err)
+{
+    struct dev_cmd c = { .kind = DEV_CMD_COPY, .u.copy = { dst, src, size_bytes, dir, bytes_per_s } };
     if (s->dev->preparing) dev_count(s->dev, &c);
     if (s->dev->preparing || size_bytes == 0) return STK_OK;
     if (!dst || !src)

@@ -47,6 +47,11 @@ enum dev_matmul {
 };
 enum dev_dir { DEV_TO_DEVICE, DEV_TO_HOST, DEV_ON_DEVICE };
 
+struct ops_adam; /* gpu/ops.h */
+/* Takes the step of Adam over elements [begin, end) of the arrays, where spans cover them. Pure; called on
+ * several threads at once for parts that do not meet. */
+typedef void dev_adam_fn(const struct ops_adam *a, uint64_t begin, uint64_t end);
+
 struct dev_model { /* of DEV_SIM: rates of the machine one does not own */
     double flops_per_s, copy_in_bytes_per_s, copy_out_bytes_per_s, memory_bytes_per_s;
     uint64_t launch_ns;
@@ -68,6 +73,9 @@ struct dev_cfg {
     bool poison;                /* fill the arena with NaN patterns at start (tests; on for discrete
                                  * in debug) */
     const struct dev_model *model; /* DEV_SIM; NULL: a default */
+    dev_adam_fn *adam;          /* host kinds: what ops_adam calls, because its arithmetic, the one that all
+                                 * variants share bit for bit, is offload/'s, which this room may not
+                                 * see; NULL: ops_adam is refused. DEV_CUDA has a kernel: not used */
     bool plan_only;             /* DEV_SIM: nothing will run here, so the arithmetic asked for need not
                                  * be possible on this processor */
 };
@@ -78,6 +86,7 @@ struct dev_caps {
     bool host_in_place;         /* operations may read and write ordinary host memory: no copies
                                  * needed */
     bool modelled_time;
+    bool copy_paced;            /* dev_copy_paced has an effect */
     uint64_t memory_bytes;      /* capacity of the device's own memory, UINT64_MAX: the host's */
     uint32_t align_bytes;       /* of buffers: 64 on the host, 256 elsewhere */
     enum dev_matmul matmul;     /* what was chosen: F32 or BF16 */
@@ -129,6 +138,10 @@ uint64_t dev_stream_busy_ns(const struct dev_stream *s);
 /* One producer at a time per stream. */
 stk_status dev_copy(struct dev_stream *s, void *dst, const void *src, uint64_t size_bytes,
                     enum dev_dir dir, struct stk_error *err);
+/* The same, but at most so many bytes a second (0: as fast as it goes), evenly: what shares host memory with it
+ * keeps the rest. Only where caps.copy_paced; other devices copy as fast as they can. */
+stk_status dev_copy_paced(struct dev_stream *s, void *dst, const void *src, uint64_t size_bytes, enum dev_dir dir,
+                          double bytes_per_s, struct stk_error *err);
 stk_status dev_zero(struct dev_stream *s, void *dst, uint64_t size_bytes, struct stk_error *err);
 /* Posts `task` to `lane` (or sets `ev` if given) when everything queued before is done. The caller
  * keeps task/event until then. */

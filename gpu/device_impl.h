@@ -54,7 +54,8 @@
     X(DEV_CMD_HEAD_FORWARD, head, "head_forward")                       \
     X(DEV_CMD_HEAD_TRAIN, head, "head_train")                           \
     X(DEV_CMD_GRAD_CAST, grad_cast, "grad_cast")                        \
-    X(DEV_CMD_ACC_ADD, acc_add, "acc_add")
+    X(DEV_CMD_ACC_ADD, acc_add, "acc_add")                              \
+    X(DEV_CMD_ADAM, adam, "adam")
 
 enum dev_cmd_kind {
 #define DEV_CMD_ENUM(name, field, text) name,
@@ -68,6 +69,7 @@ struct dev_cmd_copy {
     const void *src;
     uint64_t size_bytes;
     enum dev_dir dir;
+    double bytes_per_s; /* at most; 0: as fast as it goes */
 };
 struct dev_cmd_zero {
     void *dst;
@@ -113,6 +115,7 @@ struct dev_cmd {
         struct ops_swiglu swiglu;
         struct ops_head head;
         struct ops_grad_cast grad_cast;
+        struct ops_adam adam;
     } u;
 };
 _Static_assert(sizeof(struct dev_cmd) <= 256, "a queue's slot is bounded");

@@ -371,6 +371,35 @@ stk_status ops_grad_cast(struct dev_stream *s, const struct ops_grad_cast *a, st
     return ops_submit(s, &c, &cmd);
 }
 
+/* Spans ascend and lie inside: backends walk them without looking. */
+static void ops_check_adam_spans(struct ops_check *c, const struct ops_adam *a)
+{
+    uint64_t end = 0;
+    for (uint32_t i = 0; c->st == STK_OK && i < a->n_spans; i++) {
+        const struct ops_adam_span *x = &a->spans[i];
+        ops_need(c, x->n > 0 && x->first >= end && x->first <= a->n && x->n <= a->n - x->first,
+                 "spans must ascend, not be empty, and lie inside the arrays");
+        end = x->first + x->n;
+    }
+}
+
+stk_status ops_adam(struct dev_stream *s, const struct ops_adam *a, struct stk_error *err)
+{
+    struct dev_cmd cmd = { .kind = DEV_CMD_ADAM, .u.adam = *a };
+    struct ops_check c = ops_check_begin(s, cmd.kind, err);
+    ops_need(&c, a->n > 0 && a->n <= OPS_ELEMENTS_MAX, "n must be at least 1 and at most 2^48");
+    ops_need(&c, (unsigned)a->layout < OPS_ADAM_LAYOUT_N, "the layout is none that there is");
+    ops_need_buffer(&c, "param", a->param);
+    if (a->layout != OPS_ADAM_F32) ops_need_buffer(&c, "low_or_master", a->low_or_master);
+    ops_need_buffer(&c, "exp_avg", a->exp_avg);
+    ops_need_buffer(&c, "exp_avg_sq", a->exp_avg_sq);
+    ops_need_buffer(&c, "grad", a->grad);
+    if (a->n_spans > 0) ops_need_buffer(&c, "spans", a->spans);
+    if (a->spans) ops_check_adam_spans(&c, a);
+    if (c.st == STK_OK && !c.preparing && a->n_spans == 0) return STK_OK;
+    return ops_submit(s, &c, &cmd);
+}
+
 stk_status ops_acc_add(struct dev_stream *s, uint64_t n, float *acc, const void *src,
                        enum ops_dtype st, struct stk_error *err)
 {

@@ -137,8 +137,9 @@ stk_status ops_rope(struct dev_stream *s, const struct ops_rope *a, struct stk_e
 
 /* --- causal attention, grouped-query, blocked: no T x T matrix (Dao 2022, FlashAttention)
  * ----------------------------------- Row t of a sequence attends to keys j with first_key[t] <= j
- * <= t, both counted inside the sequence; first_key carries sliding window and document boundaries.
- * o[t] = softmax(scale * q k^T) v. lse[tokens, heads]: log-sum-exp rows, kept for the backward. */
+ * <= t, both counted inside the sequence; first_key carries sliding window and document boundaries,
+ * and so never falls from a token of a sequence to the next. o[t] = softmax(scale * q k^T) v.
+ * lse[tokens, heads]: log-sum-exp rows, kept for the backward. */
 struct ops_attention {
     uint64_t n_seq, seq, heads, kv_heads, head_dim;
     uint64_t q_stride, k_stride, v_stride, o_stride; /* elements from token to token */
@@ -221,6 +222,41 @@ struct ops_grad_cast {
 };
 stk_status ops_grad_cast(struct dev_stream *s, const struct ops_grad_cast *a,
                          struct stk_error *err);
+/* Adam on optimizer state that lies in the device's memory: offload/adam.h has the formulas, their order
+ * and every rounding, and the bits are the processor's, whatever the device. Arrays of n elements, one
+ * behind the other or not; each span is a part of them with its own coefficients (those of
+ * offload/adam.h's struct adam_coef, member by member: the tensor's step count, its decay, the clip factor
+ * are in them). Elements in no span stay as they are. In place. Spans must not overlap. */
+enum ops_adam_layout {
+    OPS_ADAM_BF16_SPLIT, /* param bf16, low int16, grad bf16 */
+    OPS_ADAM_FP16,       /* param fp16 (written only), master f32, grad fp16 */
+    OPS_ADAM_F32,        /* param and grad f32; low_or_master NULL */
+    OPS_ADAM_LAYOUT_N
+};
+struct ops_adam_coef {
+    float grad_scale, beta1, one_minus_beta1, beta2, one_minus_beta2, eps, step_size, inv_sqrt_bc2,
+        decay, l2;
+};
+struct ops_adam_span {
+    uint64_t first, n;         /* elements */
+    struct ops_adam_coef coef;
+};
+struct ops_adam {
+    uint64_t n;
+    enum ops_adam_layout layout;
+    void *param, *low_or_master;
+    float *exp_avg, *exp_avg_sq;
+    const void *grad;
+    const struct ops_adam_span *spans; /* HOST memory, in ascending order; borrowed until a later
+                                        * notification, as buffers are */
+    uint32_t n_spans;
+};
+/* Besides: STK_ERR_UNSUPPORTED where the device was opened without dev_cfg.adam and needs it. */
+stk_status ops_adam(struct dev_stream *s, const struct ops_adam *a, struct stk_error *err);
+static inline uint32_t ops_adam_word_bytes(enum ops_adam_layout l) /* of param and grad */
+{
+    return l == OPS_ADAM_F32 ? 4 : 2;
+}
 /* acc[i] += src[i], src of dtype st (stk_grad_add). */
 stk_status ops_acc_add(struct dev_stream *s, uint64_t n, float *acc, const void *src,
                        enum ops_dtype st, struct stk_error *err);

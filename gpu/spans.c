@@ -192,6 +192,18 @@ static void spans_grad_cast(struct span_list *l, const struct ops_grad_cast *a)
     span_put(l, "sum", a->sum, sizeof *a->sum, DEV_SIDE_HOST);
 }
 
+static void spans_adam(struct span_list *l, const struct ops_adam *a)
+{
+    const uint64_t word = ops_adam_word_bytes(a->layout);
+    span_dev(l, "param", a->param, a->n * word);
+    if (a->layout != OPS_ADAM_F32)
+        span_dev(l, "low_or_master", a->low_or_master, a->n * (a->layout == OPS_ADAM_FP16 ? 4 : 2));
+    span_dev(l, "exp_avg", a->exp_avg, a->n * 4);
+    span_dev(l, "exp_avg_sq", a->exp_avg_sq, a->n * 4);
+    span_dev(l, "grad", a->grad, a->n * word);
+    span_put(l, "spans", a->spans, a->n_spans * sizeof *a->spans, DEV_SIDE_HOST);
+}
+
 uint32_t dev_spans(const struct dev_cmd *cmd, struct dev_span *out)
 {
     struct span_list l = { out, 0 };
@@ -214,6 +226,7 @@ uint32_t dev_spans(const struct dev_cmd *cmd, struct dev_span *out)
     case DEV_CMD_HEAD_TRAIN: spans_head(&l, cmd->kind, &cmd->u.head); break;
     case DEV_CMD_ADD: spans_add(&l, &cmd->u.add); break;
     case DEV_CMD_GRAD_CAST: spans_grad_cast(&l, &cmd->u.grad_cast); break;
+    case DEV_CMD_ADAM: spans_adam(&l, &cmd->u.adam); break;
     case DEV_CMD_ACC_ADD:
         span_dev(&l, "acc", cmd->u.acc_add.acc, cmd->u.acc_add.n * 4);
         span_dev(&l, "src", cmd->u.acc_add.src,

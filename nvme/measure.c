@@ -17,6 +17,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #define FILL_BLOCK_BYTES (1u << 20)
@@ -229,7 +230,9 @@ static stk_status no_memory(struct stk_error *err, uint64_t blocks)
 static stk_status make_buffer(struct measure_run *r, struct stk_error *err)
 {
     struct measure *m = r->m->lender ? r->m->lender : r->m;
-    uint64_t need = r->n_slots * r->block_bytes;
+    uint64_t once = r->n_slots * r->block_bytes, need;
+    r->rounds = r->cfg->buffer_bytes > once ? r->cfg->buffer_bytes / once : 1;
+    need = r->rounds * once;
     if (need > m->buffer_bytes) {
         sys_munmap(m->buffer, m->buffer_bytes);
         m->buffer_bytes = 0;
@@ -240,10 +243,11 @@ static stk_status make_buffer(struct measure_run *r, struct stk_error *err)
                                  r->n_slots, (ull)r->block_bytes);
         m->buffer_bytes = need;
         /* a drive must not win by compressing zeros */
-        for (uint64_t at = 0; at < need; at += MEASURE_UNIT_BYTES)
+        for (uint64_t at = 0; at < once; at += MEASURE_UNIT_BYTES)
             measure_pattern_fill(&m->pattern, m->buffer + at, UINT32_MAX, at, 0);
+        for (uint64_t at = once; at < need; at += once) memcpy(m->buffer + at, m->buffer, once);
     }
-    for (uint32_t i = 0; i < r->n_slots; i++) r->slots[i].buf = m->buffer + i * r->block_bytes;
+    r->buffer = m->buffer;
     return STK_OK;
 }
 
@@ -320,8 +324,17 @@ static stk_status stalled(struct measure_run *r, struct stk_error *err)
     return status;
 }
 
+static double cpu_ns(void)
+{
+    struct rusage u = { 0 };
+    getrusage(RUSAGE_SELF, &u);
+    return 1e9 * (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
+           1e3 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
+}
+
 stk_status measure_run_wait(struct measure_run *r, struct stk_error *err)
 {
+    double cpu = cpu_ns(), begin_ns = (double)exec_now_ns(r->ex), ns;
     exec_event_init(r->ex, &r->ended);
     exec_task_init(&r->begin, measure_lane_begin, r);
     exec_post(r->lane, &r->begin);
@@ -337,6 +350,8 @@ stk_status measure_run_wait(struct measure_run *r, struct stk_error *err)
         /* the simulation knows at once that nothing can happen any more */
         if (now < look_ns || idle_ns > MEASURE_STALL_NS) return stalled(r, err);
     }
+    ns = (double)exec_now_ns(r->ex) - begin_ns;
+    if (r->out && ns > 0 && exec_kind_of(r->ex) != EXEC_SIM) r->out->cores_busy = (cpu_ns() - cpu) / ns;
     STK_TRY(io_drain(r->io, UINT64_MAX, err)); /* the last `done` has returned */
     if (r->status != STK_OK) return stk_error_forward(err, &r->error);
     if (r->cfg->stop && atomic_load_explicit(r->cfg->stop, memory_order_relaxed))
@@ -449,7 +464,7 @@ static stk_status run_on_lane(struct measure_run *r, struct stk_error *err)
     if (status == STK_OK)
         status = measure_run_places(r, r->cfg->n_paths, r->cfg->depth, err);
     if (status == STK_OK) {
-        io_buffer_register(r->io, r->slots[0].buf, r->n_slots * r->block_bytes);
+        io_buffer_register(r->io, r->buffer, r->rounds * r->n_slots * r->block_bytes);
         status = measure_run_wait(r, err);
         measure_run_result(r);
     }
@@ -501,7 +516,7 @@ static stk_status fill(struct measure *m, const struct measure_cfg *cfg, uint64_
     c.mode = MEASURE_WRITE;
     c.block_bytes = FILL_BLOCK_BYTES;
     c.depth = blocks < FILL_DEPTH ? (uint32_t)blocks : FILL_DEPTH;
-    c.ramp_ns = c.bytes_max = 0;
+    c.ramp_ns = c.bytes_max = c.buffer_bytes = 0;
     c.run_ns = within_ns;
     m->stamped = false;
     stk_status status = run_once(m, &c, least_bytes, &filled, result, err);

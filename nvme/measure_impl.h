@@ -87,7 +87,8 @@ struct measure_slot {
     struct measure_run *run;
     struct io_req req;
     struct store_op *op;      /* through the store, else NULL */
-    uint8_t *buf;
+    uint8_t *buf;             /* of its `rounds` places, one after the other */
+    uint64_t turn;
     uint32_t file;
     uint64_t block;
     bool writes;              /* what it does next */
@@ -116,6 +117,8 @@ struct measure_run {
     struct measure_target target[MEASURE_PATHS_MAX];
     uint32_t *order;          /* random: a permutation of the blocks */
     uint32_t n_slots, live;
+    uint8_t *buffer;          /* rounds x n_slots x block_bytes */
+    uint64_t rounds;
     struct measure_slot *slots;
     struct io_req *flushes;
     uint32_t flushes_left;
@@ -168,9 +171,9 @@ stk_status measure_open_within(const struct measure_cfg *cfg, uint64_t fill_ns,
                                uint64_t least_bytes, struct measure **out, struct stk_error *err);
 
 /* measure_rates.c: measure_rates over any backend: `base` gives kind, sim, ex. */
-stk_status measure_rates_with(const struct measure_cfg *base, uint64_t budget_ns,
-                              uint64_t write_bytes_max, struct measure_rates *out,
-                              struct stk_error *err);
+stk_status measure_rates_with(const struct measure_cfg *base, const struct measure_load *load,
+                              uint64_t budget_ns, uint64_t write_bytes_max,
+                              struct measure_rates *out, struct stk_error *err);
 
 /* measure_store.c */
 stk_status measure_store_run(struct measure *m, const struct measure_cfg *cfg,

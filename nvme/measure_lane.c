@@ -227,6 +227,8 @@ static void slot_next(struct measure_slot *slot)
         slot_rest(slot);
         return;
     }
+    uint64_t place = slot->turn++ % r->rounds * r->n_slots + (uint64_t)(slot - r->slots);
+    slot->buf = r->buffer + place * r->block_bytes;
     slot_submit(slot);
 }
 

@@ -1,30 +1,39 @@
 /* nvme/measure_rates.c - what a plan must know of one drive, in a second or two.
  *
  * One file, written as far as a fifth of the time allows; then reads, writes and both at once over
- * it, sequential, 1 MiB, 16 deep. Application's thread. */
+ * it, sequential, with as much in flight as the caller says. Application's thread. */
 #include "nvme/measure_impl.h"
 #include "base/sys.h"
 #include "nvme/crc32c.h"
 
 #include <string.h>
 
-#define BLOCK_BYTES (1ull << 20)
-#define DEPTH 16u
-#define FILE_MOST_BYTES (512ull << 20)
-#define FILE_LEAST_BYTES (2 * DEPTH * BLOCK_BYTES)
+static const struct measure_load usual = { .block_bytes = 1u << 20, .depth = 16 };
 
-static uint64_t file_size(const struct measure_cfg *base, uint64_t write_bytes_max)
+#define FILE_MOST_BYTES (512ull << 20)
+#define FILE_LEAST_BYTES (32ull << 20)
+
+/* Twice what is in flight, so that reads and writes at once find places. */
+static uint64_t least_file(const struct measure_load *load)
+{
+    uint64_t twice = 2 * load->depth * load->block_bytes;
+    return twice > FILE_LEAST_BYTES ? twice : FILE_LEAST_BYTES;
+}
+
+static uint64_t file_size(const struct measure_cfg *base, const struct measure_load *load,
+                          uint64_t write_bytes_max)
 {
     uint64_t size = FILE_MOST_BYTES;
     int64_t room = base->kind == IO_SIM ? -1 : sys_disk_free(base->paths[0]);
     if (write_bytes_max && size > write_bytes_max / 3) size = write_bytes_max / 3;
     if (room >= 0 && size > (uint64_t)room / 4) size = (uint64_t)room / 4;
-    size -= size % BLOCK_BYTES;
-    return size > FILE_LEAST_BYTES ? size : FILE_LEAST_BYTES;
+    if (size < least_file(load)) size = least_file(load);
+    return size - size % load->block_bytes;
 }
 
 static void take(struct measure_rates *out, enum measure_mode mode, const struct measure_result *r)
 {
+    out->cores_busy += r->cores_busy / 3;
     switch (mode) {
     case MEASURE_READ:
         out->read_bytes_per_s = r->read_bytes_per_s;
@@ -59,9 +68,9 @@ static stk_status measure_three(struct measure *m, struct measure_cfg *cfg, uint
     return STK_OK;
 }
 
-stk_status measure_rates_with(const struct measure_cfg *base, uint64_t budget_ns,
-                              uint64_t write_bytes_max, struct measure_rates *out,
-                              struct stk_error *err)
+stk_status measure_rates_with(const struct measure_cfg *base, const struct measure_load *load,
+                              uint64_t budget_ns, uint64_t write_bytes_max,
+                              struct measure_rates *out, struct stk_error *err)
 {
     memset(out, 0, sizeof *out);
     if (budget_ns == 0 || (write_bytes_max && write_bytes_max < 3 * FILE_LEAST_BYTES))
@@ -70,16 +79,18 @@ stk_status measure_rates_with(const struct measure_cfg *base, uint64_t budget_ns
                              "%llu ns and %llu bytes were allowed",
                              base->paths[0], (unsigned long long)(3 * FILE_LEAST_BYTES),
                              (unsigned long long)budget_ns, (unsigned long long)write_bytes_max);
+    if (!load || (write_bytes_max && write_bytes_max < 3 * least_file(load))) load = &usual;
     struct measure_cfg cfg = *base;
     struct measure *m;
     struct measure_result *result = sys_calloc(1, sizeof *result);
     if (!result) return stk_error_set(err, STK_ERR_NOMEM, 0, "no memory for a measurement");
     cfg.n_paths = 1;
-    cfg.block_bytes = BLOCK_BYTES;
-    cfg.depth = DEPTH;
-    cfg.file_bytes = file_size(base, write_bytes_max);
+    cfg.block_bytes = load->block_bytes;
+    cfg.depth = load->depth;
+    cfg.buffer_bytes = load->buffer_bytes;
+    cfg.file_bytes = file_size(base, load, write_bytes_max);
     cfg.run_ns = budget_ns;
-    stk_status status = measure_open_within(&cfg, budget_ns / 5, FILE_LEAST_BYTES, &m, err);
+    stk_status status = measure_open_within(&cfg, budget_ns / 5, least_file(load), &m, err);
     if (status == STK_OK) {
         /* at least two thirds are left, as the file is at most one */
         uint64_t left = write_bytes_max ? write_bytes_max - m->file_bytes : 0;
@@ -90,11 +101,12 @@ stk_status measure_rates_with(const struct measure_cfg *base, uint64_t budget_ns
     return status;
 }
 
-stk_status measure_rates(const char *path, uint64_t budget_ns, uint64_t write_bytes_max,
-                         struct measure_rates *out, struct stk_error *err)
+stk_status measure_rates(const char *path, const struct measure_load *load, uint64_t budget_ns,
+                         uint64_t write_bytes_max, struct measure_rates *out,
+                         struct stk_error *err)
 {
     struct measure_cfg base = { .paths = { path }, .n_paths = 1, .kind = IO_AUTO };
-    return measure_rates_with(&base, budget_ns, write_bytes_max, out, err);
+    return measure_rates_with(&base, load, budget_ns, write_bytes_max, out, err);
 }
 
 uint32_t measure_checksum(const void *buf, uint64_t size_bytes) { return crc32c(0, buf, size_bytes); }

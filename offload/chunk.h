@@ -18,8 +18,8 @@
  * Frozen chunks have CHUNK_PARAM only.
  *
  * INVARIANTS (asserts and tests cite them)
- *   INV-1  between steps the newest version of each state is at its home: host memory (`host`) or
- *          the extent store (`extent`); but a gradient may lie in the slot of the next update
+ *   INV-1  between steps the newest version of each state is at its home: host memory (`host`), the
+ *          device's memory (`device`) or the extent store (`extent`); but a gradient may lie in the slot of the next update
  *          (`grad_at`)
  *   INV-2  PARAM and OPT of a chunk always carry the same version (the step whose update wrote
  *          them), except between UPDATE and WRITE_BACK of that chunk
@@ -36,6 +36,7 @@
  *             homes)
  *     at home --UPDATE--> at home                                                         (host
  *             homes)
+ *     at home --DEVICE_UPDATE--> at home, read there by visits                  (homes on the device)
  *     PARAM at home --FETCH/COPY_IN--> cached on device --VISIT...--> dropped (a copy; never
  *             written back)
  *     accumulator --GRAD_CAST--> 16-bit --GRAD_OUT--> host --WRITE_BACK--> GRAD at home
@@ -53,7 +54,11 @@
 #define CHUNK_ELEMS_DEFAULT (512u * 1024u)
 
 enum chunk_state { CHUNK_PARAM, CHUNK_OPT, CHUNK_GRAD, CHUNK_STATE_N };
-enum chunk_home { CHUNK_HOST, CHUNK_NVME };
+enum chunk_home {
+    CHUNK_HOST,
+    CHUNK_NVME,
+    CHUNK_DEVICE /* the device's memory: all that there is of a block, or nothing */
+};
 enum chunk_dtype { CHUNK_BF16, CHUNK_FP16 };
 enum chunk_moments { CHUNK_MOMENTS_F32, CHUNK_MOMENTS_BF16, CHUNK_MOMENTS_8BIT };
 #define CHUNK_NO_EXTENT UINT32_MAX
@@ -90,6 +95,8 @@ struct stk_chunk {
     uint8_t home[CHUNK_STATE_N];            /* enum chunk_home */
     void *host[CHUNK_STATE_N];              /* home is host: where (borrowed from the engine's
                                              * arenas); else NULL */
+    void *device[CHUNK_STATE_N];            /* home is the device's memory: where; only device operations
+                                             * follow it; else NULL */
     uint32_t extent[CHUNK_STATE_N];         /* home is NVMe: id in the store; else
                                              * CHUNK_NO_EXTENT */
     uint64_t version;       /* step whose update wrote PARAM and OPT; 0: as filled */

@@ -258,7 +258,9 @@ static bool chunk_placed_well(const struct stk_layout *l, const struct stk_chunk
 {
     for (int s = 0; s < CHUNK_STATE_N; s++) {
         bool nvme = c->home[s] == CHUNK_NVME, exists = chunk_bytes(l, c, (enum chunk_state)s) > 0;
-        if (c->home[s] != CHUNK_HOST && !nvme) return false;
+        bool device = c->home[s] == CHUNK_DEVICE;
+        if (c->home[s] != CHUNK_HOST && !nvme && !device) return false;
+        if (device ? c->host[s] != NULL : c->device[s] != NULL) return false;
         if (nvme && (c->host[s] || (exists && c->extent[s] == CHUNK_NO_EXTENT))) return false;
         if (!nvme && c->extent[s] != CHUNK_NO_EXTENT) return false;
     }

@@ -128,13 +128,17 @@ void forecast_make(struct forecast *f, struct run *r)
 
 /* --- form ------------------------------------------------------------------------------------- */
 
-static void figures(const stk_prediction *p, double v[FORECAST_FIGURES])
+static void figures(const stk_prediction *p, bool bound, double v[FORECAST_FIGURES])
 {
+    const double other[FORECAST_FIGURES] = { p->bound.step_s,           p->bound.compute_s,
+                                             p->bound.exposed_s.nvme,   p->bound.exposed_s.copy,
+                                             p->bound.exposed_s.update, p->bound.exposed_s.gather,
+                                             p->bound.exposed_s.other };
     const double all[FORECAST_FIGURES] = { p->step_s,           p->compute_s,
                                            p->exposed_s.nvme,   p->exposed_s.copy,
                                            p->exposed_s.update, p->exposed_s.gather,
                                            p->exposed_s.other };
-    memcpy(v, all, sizeof all);
+    memcpy(v, bound ? other : all, sizeof all);
 }
 
 static double tokens_per_s(const struct run_opts *o, double step_s)
@@ -162,7 +166,7 @@ void forecast_print(const struct forecast *f, const struct run_opts *o, bool all
         return;
     }
     print_machine(f, o);
-    figures(p, v);
+    figures(p, false, v);
     printf("predicted  %.4g s a step, %.4g tok/s; busiest is %s with %.4g s alone (%.1f %% of the "
            "step)%s\n",
            p->step_s, tokens_per_s(o, p->step_s), p->resource[p->busiest].name,
@@ -172,6 +176,8 @@ void forecast_print(const struct forecast *f, const struct run_opts *o, bool all
     printf("           compute %.4g s", p->compute_s);
     for (int i = 2; i < FORECAST_FIGURES; i++)
         if (v[i] >= 5e-4) printf(", %s %.4g s", figure_names[i], v[i]);
+    if (p->bound.step_s != p->step_s)
+        printf("; where the norm binds and nothing can be speculated %.4g s a step", p->bound.step_s);
     printf("\n");
     if (!all) return;
     printf("  %-12s %10s %10s\n", "resource", "busy s", "alone s");
@@ -195,6 +201,7 @@ json_t *forecast_json(const struct forecast *f, const struct run_opts *o)
                                               p->resource[i].alone_s));
     json_object_set_new(j, "machine", json_string(f->machine.name));
     json_object_set_new(j, "step_s", json_real(p->step_s));
+    json_object_set_new(j, "bound_step_s", json_real(p->bound.step_s));
     json_object_set_new(j, "tokens", json_integer((json_int_t)(o->batch * o->seq)));
     json_object_set_new(j, "tokens_per_s", json_real(tokens_per_s(o, p->step_s)));
     json_object_set_new(j, "compute_s", json_real(p->compute_s));
@@ -228,6 +235,7 @@ void forecast_step(struct forecast *f, const stk_step_stats *s)
         f->first_passed = true;
         return;
     }
+    f->n_bound += s->clip_factor < 1;
     double *v = f->step[f->n_steps++ % FORECAST_STEPS];
     const uint64_t ns[FORECAST_FIGURES] = { s->step_ns,           s->compute_ns,
                                             s->exposed.nvme_ns,   s->exposed.copy_ns,
@@ -265,9 +273,13 @@ void forecast_end(const struct forecast *f, const struct run_opts *o)
     double v[FORECAST_FIGURES];
     char a[32], b[32];
     if (!f->known || f->n_steps == 0) return;
-    figures(&f->prediction, v);
-    printf("predicted and measured (median of %" PRIu64 " steps after the first)\n",
-           f->n_steps < FORECAST_STEPS ? f->n_steps : FORECAST_STEPS);
+    bool bound = 2 * f->n_bound > f->n_steps;
+    figures(&f->prediction, bound, v);
+    printf("predicted and measured (median of %" PRIu64 " steps after the first%s)\n",
+           f->n_steps < FORECAST_STEPS ? f->n_steps : FORECAST_STEPS,
+           f->prediction.bound.step_s == f->prediction.step_s ? ""
+           : bound ? ", whose norms bound"
+                   : ", whose norms did not bind");
     for (int i = 0; i < FORECAST_FIGURES; i++) {
         double m = median(f, i);
         if (i >= 2 && v[i] < 5e-4 && m < 5e-4) continue;

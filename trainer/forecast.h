@@ -21,7 +21,7 @@ struct forecast {
     stk_prediction prediction;
     char why[800];             /* why it is not known */
     double step[FORECAST_STEPS][FORECAST_FIGURES]; /* seconds */
-    uint64_t n_steps;          /* counted, the first of the process not */
+    uint64_t n_steps, n_bound; /* counted, the first of the process not; with a norm that bound */
     bool first_passed;
 };
 

@@ -132,6 +132,9 @@ static const struct run_row {
       { "optimizer-state", OPT_CHOICE, AT(optimizer_state), "auto", .choices = state_names,
         .arg = "TIER", .help = "home of master and moments" } },
     { T,
+      { "optimizer-on-device", OPT_STRING, AT(optimizer_on_device), "auto", .arg = "X",
+        .help = "part of the parameters, 0 to 1, whose state stays in device memory; auto: what a card has left" } },
+    { T,
       { "grads", OPT_CHOICE, AT(grads), "auto", .choices = state_names, .arg = "TIER",
         .help = "home of the gradients" } },
     { T,
@@ -297,6 +300,7 @@ void run_opts_engine(const struct run_opts *o, stk_config *c)
     c->params = (stk_tier)o->params;
     c->optimizer_state = state[o->optimizer_state];
     c->grads = state[o->grads];
+    options_on_device(o, &c->optimizer_on_device);
     if (o->activations) options_activations(o->activations, c); /* checked when it was parsed */
     c->accumulate = (stk_accumulate)o->accumulate;
     c->update = (stk_update)o->update;

@@ -32,7 +32,7 @@ struct run_opts {
     int schedule, dtype, optimizer, moments, device, params, optimizer_state, grads, accumulate,
         update, act, matmul, storage, progress, checkpoint_sync, predict;
     struct opt_list freeze, nvme, nvme_weights;
-    const char *measure_drives, *activations;
+    const char *measure_drives, *activations, *optimizer_on_device;
     bool resume, discard, save_final_state, dry_run, any_numerics, print_config;
 
     /* after parsing */

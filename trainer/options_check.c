@@ -34,6 +34,13 @@ bool options_measure(const struct run_opts *o, uint64_t *out_ns)
     return true;
 }
 
+bool options_on_device(const struct run_opts *o, double *out)
+{
+    const char *text = o->optimizer_on_device;
+    *out = text && strcmp(text, "auto") == 0 ? STK_ON_DEVICE_AUTO : 0;
+    return !text || *out < 0 || (options_number(text, out) && *out <= 1);
+}
+
 static const char *const act_names[STK_ACT_N] = { "auto", "keep", "recompute", "host", "nvme" };
 
 /* "NAME:COUNT" or "NAME" at *text, and what follows. */
@@ -163,6 +170,12 @@ static stk_status check_tiers(const struct run_opts *o, uint32_t verb, struct st
         REFUSE("--device sim has modelled time and needs --simulate SEED");
     if (o->device == STK_DEVICE_CUDA && simulate)
         REFUSE("--device cuda keeps its own time and does not go with --simulate: use --device sim");
+    double part;
+    if (!options_on_device(o, &part))
+        REFUSE("--optimizer-on-device: \"%s\" is neither auto nor a part of the parameters from 0 to 1",
+               o->optimizer_on_device);
+    if (o->device == STK_DEVICE_HOST && !o->machine && part > 0)
+        REFUSE("--optimizer-on-device has no effect with --device host, which has no memory of its own");
     if (o->device == STK_DEVICE_HOST && !o->machine && run_opts_given(o, "device-memory"))
         REFUSE("--device-memory has no effect with --device host, which has no memory of its own: "
                "use --host-memory, or --device host:discrete");

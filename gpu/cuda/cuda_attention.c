@@ -1,19 +1,16 @@
-/* gpu/cuda/cuda_attention.c - which attention a shape gets, and its scratch.
+/* gpu/cuda/cuda_attention.c - which attention a shape gets, and the scratch of own tiles.
  *
  * Owns the choice (cuda_attention_choose), which is by shape and card alone, so that every visit of
- * a shape has the same bits. Today there are our own tiles only; cuDNN's is to come behind this
- * function. Must not know streams. In the stream's producer. */
+ * a shape has the same bits: cuDNN's where it has any, else own tiles. Must not know streams. In the
+ * stream's producer. */
 #include "gpu/cuda/cuda_impl.h"
 
 #define TILES_HEAD_DIM_MAX 256
 
-enum cuda_attention_way cuda_attention_choose(const struct cuda_dev *h,
-                                              const struct ops_attention *a, bool backward)
+enum cuda_attention_way cuda_attention_choose(struct cuda_job *j, const struct ops_attention *a,
+                                              bool backward)
 {
-    (void)h;
-    (void)a;
-    (void)backward;
-    return CUDA_ATTENTION_TILES;
+    return cuda_dnn_takes(j, a, backward) ? CUDA_ATTENTION_DNN : CUDA_ATTENTION_TILES;
 }
 
 static void attention_tiles(struct cuda_job *j, const struct ops_attention *a, bool backward)
@@ -38,7 +35,8 @@ static void attention_tiles(struct cuda_job *j, const struct ops_attention *a, b
 
 void cuda_attention(struct cuda_job *j, const struct ops_attention *a, bool backward)
 {
-    switch (cuda_attention_choose(j->h, a, backward)) {
-    case CUDA_ATTENTION_TILES: attention_tiles(j, a, backward);
+    switch (cuda_attention_choose(j, a, backward)) {
+    case CUDA_ATTENTION_TILES: attention_tiles(j, a, backward); break;
+    case CUDA_ATTENTION_DNN: cuda_dnn_attention(j, a, backward);
     }
 }

@@ -140,16 +140,17 @@ static stk_status cuda_describe(char *text, size_t text_bytes, struct stk_error 
     struct probe p;
     struct cuda_lt lt;
     uint64_t free_bytes, total_bytes;
-    char a[32], b[32];
+    char a[32], b[32], dnn[CUDA_DNN_TEXT_BYTES];
     STK_TRY(probe(&p, err));
     STK_TRY(memory_read(&free_bytes, &total_bytes, err));
     STK_TRY(cuda_lt_table(&lt, err));
     size_t version = lt.cublasLtGetVersion();
     cuda_lt_free(&lt);
+    cuda_dnn_describe(dnn);
     snprintf(text, text_bytes,
-             "%s: %s free of %s, compute capability %d.%d, driver for CUDA %d.%d, cuBLASLt %zu",
+             "%s: %s free of %s, compute capability %d.%d, driver for CUDA %d.%d, cuBLASLt %zu, %s",
              p.card.name, mem_size_format(free_bytes, a), mem_size_format(total_bytes, b),
-             p.card.major, p.card.minor, p.driver / 1000, p.driver % 1000 / 10, version);
+             p.card.major, p.card.minor, p.driver / 1000, p.driver % 1000 / 10, version, dnn);
     return STK_OK;
 }
 
@@ -248,7 +249,7 @@ static stk_status cuda_host_register(struct dev *d, void *base, uint64_t size_by
     struct cuda_dev *h = cuda_of(d);
     char asked[32], pinned[32];
     uint64_t sum = 0;
-    cudaError_t e = cudaHostRegister(base, size_bytes, cudaHostRegisterPortable);
+    cudaError_t e = cudaHostRegister(base, size_bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
     if (e == cudaSuccess) {
         stk_status st = region_add(h, base, size_bytes, err);
         if (st != STK_OK) (void)cudaHostUnregister(base);
@@ -298,16 +299,17 @@ bool cuda_registered(struct cuda_dev *h, const void *p, uint64_t size_bytes)
 void cuda_numerics_write(struct cuda_dev *h)
 {
     const size_t v = h->lt.cublasLtGetVersion(); /* 130002: 13.0.2 */
-    char hash[16] = "none";
+    char hash[16] = "none", attention[CUDA_DNN_TEXT_BYTES];
     uint32_t bits = h->matmul ? cuda_matmul_hash(h) : 0;
     if (bits) snprintf(hash, sizeof hash, "%08x", bits);
+    cuda_dnn_numerics(h, attention);
     snprintf(h->base.caps.numerics, sizeof h->base.caps.numerics,
-             "cuda;cc=%d.%d;cublaslt=%zu;matmul=%s;algo=%s;tiles=%d;attention=tiles", h->cc_major,
+             "cuda;cc=%d.%d;cublaslt=%zu;matmul=%s;algo=%s;tiles=%d;attention=%.71s", h->cc_major,
              h->cc_minor, v,
              h->bf16_products   ? "bf16"
              : h->fp16_products ? "f32,fp16"
                                 : "f32",
-             hash, CUDA_TILES_VERSION);
+             hash, CUDA_TILES_VERSION, attention);
 }
 
 /* bf16 products are the tensor cores' from 8.0 on, fp16 ones from 7.5: auto takes them where the
@@ -330,6 +332,7 @@ static void cuda_close(struct dev *d)
 {
     struct cuda_dev *h = cuda_of(d);
     STK_ASSERT(h->streams_used == 0);
+    cuda_dnn_close(h);
     if (h->matmul) cuda_matmul_close(h);
     while (h->n_regions) cuda_host_unregister(d, h->region[0].base);
     if (h->arena) (void)cudaFree(h->arena);
@@ -349,6 +352,7 @@ static stk_status open_card(struct cuda_dev *h, const struct dev_cfg *cfg, struc
     STK_TRY(choose_matmul(h, cfg->matmul, err));
     STK_TRY(cuda_lt_table(&h->lt, err));
     STK_TRY(cuda_matmul_open(h, &h->matmul, err));
+    cuda_dnn_open(h);
     STK_TRY(memory_open(h, cfg->memory_bytes, err));
     cuda_numerics_write(h);
     return STK_OK;
@@ -365,6 +369,7 @@ static stk_status cuda_open(const struct dev_cfg *cfg, struct dev **out, struct 
         .kind = DEV_CUDA,
         .name = "cuda",
         .align_bytes = CUDA_ALIGN_BYTES,
+        .copy_paced = true,
         .compute_threads = cfg->compute_threads,
     };
     stk_status st = open_card(h, cfg, err);

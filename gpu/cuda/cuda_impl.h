@@ -4,7 +4,8 @@
  * Files: cuda_dev.c device, memory, sticky error; cuda_stream.c streams, notifications, marks;
  * cuda_clock.c busy times by events; cuda_run.c what a command launches; cuda_matmul.c products
  * (cuBLASLt); cuda_lt.c where cuBLASLt's functions come from; cuda_linear.c, cuda_head.c operations
- * built on products; cuda_attention.c which attention; kernels/ our own kernels (kernels.h).
+ * built on products; cuda_attention.c which attention; cuda_dnn*.c (or cuda_dnn_none.c) cuDNN's;
+ * kernels/ our own kernels (kernels.h).
  *
  * EVERY CALL OF CUDA that this folder makes outside of kernels/ (CUDA Runtime API reference, 13.0):
  *   cudaDriverGetVersion cudaRuntimeGetVersion cudaGetDeviceCount cudaSetDevice
@@ -16,7 +17,7 @@
  *   cudaEventCreateWithFlags cudaEventDestroy cudaEventRecord cudaEventQuery (busy times)
  *   cudaEventElapsedTime (busy times) cudaEventSynchronize (measuring before a step)
  *   cudaMemcpyAsync cudaMemsetAsync cudaGetLastError cudaGetErrorName cudaGetErrorString
- * and of cuBLASLt what struct cuda_lt lists. There is no synchronisation of the device and, after
+ * and of cuBLASLt what struct cuda_lt lists, of cuDNN what DNN_MAP in cuda_dnn.h does. There is no synchronisation of the device and, after
  * the arena is reserved, no allocation.
  *
  * THREADS. Commands are launched by whoever queues them (one producer at a time per stream).
@@ -73,6 +74,7 @@ void cuda_lt_free(struct cuda_lt *lt);
 /* --- the device (cuda_dev.c) ------------------------------------------------------------------ */
 
 struct cuda_matmul;
+struct cuda_dnn;
 
 enum { CUDA_WORK_PRODUCT = DEV_CMD_N, CUDA_WORK_PAGEABLE, CUDA_WORK_N };
 
@@ -93,6 +95,7 @@ struct cuda_dev {
     struct dev base;
     struct cuda_lt lt;
     struct cuda_matmul *matmul;
+    struct cuda_dnn *dnn; /* NULL: attention by own tiles */
     bool bf16_products, fp16_products; /* else f32 */
     int cc_major, cc_minor, runtime_version;
     char card[64];
@@ -302,10 +305,28 @@ void cuda_head(struct cuda_job *j, const struct ops_head *a, bool train, double 
 
 /* --- attention (cuda_attention.c) ------------------------------------------------------------- */
 
-enum cuda_attention_way { CUDA_ATTENTION_TILES };
-/* By shape and card alone: every visit of one shape is computed the same way. */
-enum cuda_attention_way cuda_attention_choose(const struct cuda_dev *h,
-                                              const struct ops_attention *a, bool backward);
+enum cuda_attention_way { CUDA_ATTENTION_TILES, CUDA_ATTENTION_DNN };
+/* By shape and card alone: every visit of one shape is computed the same way. A dry job makes the
+ * plan, a real one finds it. */
+enum cuda_attention_way cuda_attention_choose(struct cuda_job *j, const struct ops_attention *a,
+                                              bool backward);
 void cuda_attention(struct cuda_job *j, const struct ops_attention *a, bool backward);
+
+/* --- cuDNN's attention (cuda_dnn.c; cuda_dnn_none.c in a build without its headers) ----------- */
+
+/* Writes h->dnn: NULL where the library is not there or too old, or the card is before 8.0. */
+void cuda_dnn_open(struct cuda_dev *h);
+void cuda_dnn_close(struct cuda_dev *h);
+/* Does cuDNN compute this? bf16, heads of a multiple of 8 elements, a plan it can have here, and in
+ * backward a deterministic one. */
+bool cuda_dnn_takes(struct cuda_job *j, const struct ops_attention *a, bool backward);
+/* What cuda_dnn_takes is true for. */
+void cuda_dnn_attention(struct cuda_job *j, const struct ops_attention *a, bool backward);
+#define CUDA_DNN_TEXT_BYTES 160
+/* "cuDNN 9.19.0", or "no cuDNN (why)": for describe. A context is there. */
+void cuda_dnn_describe(char text[CUDA_DNN_TEXT_BYTES]);
+/* "tiles", or "cudnn91900-" and a hash over all plans: part of the numerics key. Behind it the call
+ * that failed, if one did: ",cudnnCreate:1001". */
+void cuda_dnn_numerics(const struct cuda_dev *h, char text[CUDA_DNN_TEXT_BYTES]);
 
 #endif

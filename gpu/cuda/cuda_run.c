@@ -53,6 +53,8 @@ static int text_shape(const struct dev_cmd *c, char *out, size_t n)
     case DEV_CMD_ADD: return snprintf(out, n, "%" PRIu64, c->u.add.n);
     case DEV_CMD_ACC_ADD: return snprintf(out, n, "%" PRIu64, c->u.acc_add.n);
     case DEV_CMD_GRAD_CAST: return snprintf(out, n, "%" PRIu64, c->u.grad_cast.n);
+    case DEV_CMD_ADAM:
+        return snprintf(out, n, "%" PRIu64 " in %u spans", c->u.adam.n, c->u.adam.n_spans);
     default: return snprintf(out, n, "-");
     }
 }
@@ -159,11 +161,30 @@ static void run_products(struct cuda_job *j, double *loss)
     }
 }
 
+/* By a kernel, which can go slowly; the copy engines cannot. False: not possible here, so as fast as it goes. */
+static bool run_paced(struct cuda_job *j, const struct dev_cmd_copy *c, cudaError_t *e)
+{
+    const bool in = c->dir == DEV_TO_DEVICE;
+    void *host = in ? (void *)(uintptr_t)c->src : c->dst, *mapped = NULL;
+    uintptr_t all = (uintptr_t)c->dst | (uintptr_t)c->src | (uintptr_t)c->size_bytes;
+    if (!(c->bytes_per_s > 0) || c->dir == DEV_ON_DEVICE || (all & 15u) || c->size_bytes == 0 ||
+        !cuda_registered(j->h, host, c->size_bytes))
+        return false;
+    if (cudaHostGetDevicePointer(&mapped, host, 0) != cudaSuccess) {
+        (void)cudaGetLastError(); /* registered without a mapping: not an error of the copy's */
+        return false;
+    }
+    *e = cuda_copy_paced(j->s->queue, in ? c->dst : mapped, in ? mapped : c->src, c->size_bytes, c->bytes_per_s);
+    return true;
+}
+
 static cudaError_t run_copy(struct cuda_job *j, const struct dev_cmd_copy *c)
 {
     static const enum cudaMemcpyKind kind[] = { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost,
                                                 cudaMemcpyDeviceToDevice };
     const void *host = c->dir == DEV_TO_HOST ? c->dst : c->src;
+    cudaError_t e;
+    if (run_paced(j, c, &e)) return e;
     if (c->dir != DEV_ON_DEVICE && !cuda_registered(j->h, host, c->size_bytes))
         cuda_count(j->h, CUDA_WORK_PAGEABLE, 0, (double)c->size_bytes);
     return cudaMemcpyAsync(c->dst, c->src, c->size_bytes, kind[c->dir], j->s->queue);
@@ -176,6 +197,34 @@ static cudaError_t run_own(struct cuda_job *j, union cuda_result *result)
     return j->cmd->kind == DEV_CMD_GRAD_CAST
                ? cuda_grad_cast(j->s->queue, &j->cmd->u.grad_cast, &result->sum, &own)
                : cuda_embed_backward(j->s->queue, &j->cmd->u.embed, &own);
+}
+
+static void *bytes_on(void *p, uint64_t bytes) { return p ? (uint8_t *)p + bytes : NULL; }
+
+/* A launch a span: neighbouring tensors with equal coefficients are one, so there are few. */
+static cudaError_t run_adam(cudaStream_t q, const struct ops_adam *a)
+{
+    static const enum cuda_adam_layout layout[OPS_ADAM_LAYOUT_N] = { CUDA_ADAM_BF16_SPLIT,
+                                                                    CUDA_ADAM_FP16, CUDA_ADAM_F32 };
+    const uint64_t word = ops_adam_word_bytes(a->layout), first = a->layout == OPS_ADAM_FP16 ? 4 : 2;
+    cudaError_t e = cudaSuccess;
+    for (uint32_t i = 0; e == cudaSuccess && i < a->n_spans; i++) {
+        const struct ops_adam_span *x = &a->spans[i];
+        const struct ops_adam_coef *f = &x->coef;
+        const struct cuda_adam k = {
+            .n = x->n,
+            .layout = layout[a->layout],
+            .coef = { f->grad_scale, f->beta1, f->one_minus_beta1, f->beta2, f->one_minus_beta2,
+                      f->eps, f->step_size, f->inv_sqrt_bc2, f->decay, f->l2 },
+            .param = bytes_on(a->param, word * x->first),
+            .low_or_master = bytes_on(a->low_or_master, first * x->first),
+            .exp_avg = a->exp_avg + x->first,
+            .exp_avg_sq = a->exp_avg_sq + x->first,
+            .grad = (const uint8_t *)a->grad + word * x->first,
+        };
+        e = cuda_adam(q, &k);
+    }
+    return e;
 }
 
 static cudaError_t run_kernel(struct cuda_job *j, union cuda_result *result)
@@ -193,6 +242,7 @@ static cudaError_t run_kernel(struct cuda_job *j, union cuda_result *result)
     case DEV_CMD_ROPE: return cuda_rope(q, &c->u.rope);
     case DEV_CMD_SWIGLU_FORWARD: return cuda_swiglu_forward(q, &c->u.swiglu);
     case DEV_CMD_SWIGLU_BACKWARD: return cuda_swiglu_backward(q, &c->u.swiglu);
+    case DEV_CMD_ADAM: return run_adam(q, &c->u.adam);
     case DEV_CMD_ADD:
         return cuda_add(q, c->u.add.at, c->u.add.n, c->u.add.a, c->u.add.b, c->u.add.y);
     case DEV_CMD_ACC_ADD:

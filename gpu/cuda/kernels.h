@@ -13,7 +13,7 @@
  *
  * The .cu files use nothing of CUDA beyond: __global__, __device__, static __shared__ arrays, threadIdx /
  * blockIdx / blockDim / gridDim, __syncthreads, __syncwarp, __shfl_xor_sync, __shfl_down_sync, the
- * conversions of cuda_fp16.h, logf and log, explicit rounding intrinsics (__fmaf_rn, __fdiv_rn,
+ * conversions of cuda_fp16.h, the clock (PTX), logf and log, explicit rounding intrinsics (__fmaf_rn, __fdiv_rn,
  * __fsqrt_rn, __fadd_rn, __fmul_rn, __dadd_rn ...) and launches by cudaLaunchKernelEx: tests/gpu/simt compiles
  * them as C++. No inline PTX outside `#ifdef __CUDA_ARCH__`, which has an equal second path.
  *
@@ -40,13 +40,30 @@ cudaError_t cuda_rmsnorm_backward(cudaStream_t s, const struct ops_rmsnorm *a);
 
 cudaError_t cuda_rope(cudaStream_t s, const struct ops_rope *a);
 
-/* Attention by own tiles, for what cuDNN does not have: any head_dim up to 256, any first_key. */
+/* Attention by own tiles, for what cuDNN does not have: any head_dim up to 256, any type. */
 uint64_t cuda_attention_scratch(const struct ops_attention *a, bool backward);
 cudaError_t cuda_attention_forward(cudaStream_t s, const struct ops_attention *a);
 cudaError_t cuda_attention_backward(cudaStream_t s, const struct ops_attention *a);
 
+/* For the library's attention. end[i] of key j: the first query t > j of its sequence with
+ * first_key[t] > j, seq where there is none. */
+cudaError_t cuda_attention_ends(cudaStream_t s, uint64_t n_seq, uint64_t seq, const int32_t *first_key, int32_t *end);
+/* Log-sum-exp of some heads from [n_seq][seq][token_heads] (gpu/ops.h; the pointer is at the first of
+ * them) to [n_seq][heads][seq] with by_head, else back. */
+struct cuda_attention_stats {
+    uint64_t n_seq, seq, heads, token_heads;
+    bool by_head;
+    const float *src;
+    float *dst;
+};
+cudaError_t cuda_attention_stats(cudaStream_t s, const struct cuda_attention_stats *a);
+
 cudaError_t cuda_swiglu_forward(cudaStream_t s, const struct ops_swiglu *a);
 cudaError_t cuda_swiglu_backward(cudaStream_t s, const struct ops_swiglu *a);
+
+/* Between the card's memory and registered host memory, by device pointers, at bytes_per_s (> 0) by the card's
+ * clock, evenly. Both 16-aligned, bytes a multiple of 16, not 0. Takes four blocks of 256 threads meanwhile. */
+cudaError_t cuda_copy_paced(cudaStream_t s, void *dst, const void *src, uint64_t bytes, double bytes_per_s);
 
 cudaError_t cuda_add(cudaStream_t s, enum ops_dtype at, uint64_t n, const void *a, const void *b, void *y);
 cudaError_t cuda_acc_add(cudaStream_t s, uint64_t n, float *acc, const void *src, enum ops_dtype st);

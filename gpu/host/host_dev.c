@@ -142,7 +142,7 @@ static void host_fill_caps(struct host_dev *h, const struct dev_cfg *cfg)
     c->kind = cfg->kind;
     c->name = host_name(cfg->kind);
     c->host_in_place = cfg->kind == DEV_HOST;
-    c->modelled_time = cfg->kind == DEV_SIM;
+    c->modelled_time = c->copy_paced = cfg->kind == DEV_SIM;
     c->memory_bytes = h->memory_bytes;
     c->align_bytes = cfg->kind == DEV_HOST ? 64 : 256;
     c->compute_threads = h->ctx.threads;
@@ -187,6 +187,7 @@ static stk_status host_open(const struct dev_cfg *cfg, struct dev **out, struct 
     h->discrete = cfg->kind != DEV_HOST;
     h->memory_bytes = cfg->memory_bytes ? cfg->memory_bytes : UINT64_MAX;
     h->poison = cfg->poison;
+    h->adam = cfg->adam;
     h->plan_only = cfg->kind == DEV_SIM && cfg->plan_only;
     h->seed = cfg->seed;
     h->model = cfg->model ? *cfg->model : host_default_model;

@@ -33,6 +33,7 @@ struct host_dev {
     bool plan_only; /* products are asked about, and never run */
     uint64_t seed;
     struct host_matmul *matmul;
+    dev_adam_fn *adam;
     struct dev_tally work[HOST_WORK_N];
     uint32_t streams_open;
     /* Protects the sticky error, all marks of this device and who is parked on them. Held for a few

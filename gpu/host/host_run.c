@@ -16,6 +16,22 @@ static stk_status run_grad_cast(const struct ops_grad_cast *a)
     return STK_OK;
 }
 
+/* By threads of the operations, in whole cache lines of every array: the bits do not depend on it. */
+static stk_status run_adam(const struct host_dev *h, const struct ops_adam *a, struct stk_error *err)
+{
+    const uint64_t piece = 16384, pieces = (a->n + piece - 1) / piece;
+    const uint32_t threads = pieces < h->ctx.threads ? (uint32_t)pieces : h->ctx.threads;
+    dev_adam_fn *fn = h->adam;
+    if (!fn)
+        return stk_error_set(err, STK_ERR_UNSUPPORTED, 0,
+                             "adam: device %s was opened without the function that computes it "
+                             "(dev_cfg.adam)",
+                             h->base.caps.name);
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (uint64_t i = 0; i < pieces; i++) fn(a, i * piece, i + 1 < pieces ? (i + 1) * piece : a->n);
+    return STK_OK;
+}
+
 /* Linear layers and the head: the operations whose products need primitives. */
 static stk_status run_products(struct host_job *j, const struct dev_cmd *cmd)
 {
@@ -113,6 +129,7 @@ static stk_status run_kernel(const struct host_ctx *c, const struct dev_cmd *cmd
 static stk_status run_cmd(struct host_job *j, const struct dev_cmd *cmd)
 {
     if (has_products(cmd->kind)) return run_products(j, cmd);
+    if (cmd->kind == DEV_CMD_ADAM) return run_adam(j->h, &cmd->u.adam, j->err);
     uint64_t need = kernel_scratch(j->h, cmd);
     if (need > j->scratch.size_bytes || (need && !j->scratch.base))
         return stk_error_set(

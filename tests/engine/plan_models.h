@@ -94,6 +94,22 @@ static inline void random_chunks(struct model *m, struct rng *r)
     m->in.n_chunks = n;
 }
 
+/* Of half of the models some blocks lie on the device, where there is one for that. */
+static inline void random_on_device(struct model *m, struct rng *r)
+{
+    if (m->in.in_place || m->in.own || pick(r, 2)) return;
+    for (uint32_t b = 0; b < m->in.n_blocks; b++) {
+        const struct plan_block_in *x = &m->blocks[b];
+        bool there = pick(r, 2);
+        for (uint32_t k = 0; there && k < x->n_chunks; k++) {
+            struct plan_chunk_in *c = &m->chunks[x->first_chunk + k];
+            c->spec = false;
+            for (int s = 0; s < CHUNK_STATE_N; s++)
+                c->home[s] = c->bytes[s] ? CHUNK_DEVICE : CHUNK_HOST;
+        }
+    }
+}
+
 /* Everything the planner may meet: homes, orders, devices, policies, tied and frozen blocks. Arenas
  * without limit. */
 static inline void random_model(struct model *m, struct rng *r)
@@ -146,6 +162,7 @@ static inline void random_model(struct model *m, struct rng *r)
             m->own[i] =
                 (struct plan_own_visit){ pick(r, n), (uint8_t)pick(r, 2), pick(r, m->in.n_micro) };
     }
+    random_on_device(m, r);
 }
 
 /* A plan as text; free it. */

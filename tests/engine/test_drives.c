@@ -10,13 +10,15 @@
 #include <sys/mount.h>
 
 static struct fake { double rate[2]; stk_status status[2]; bool one_drive, real; uint32_t calls;
-    uint64_t budget_ns;
+    uint64_t budget_ns; struct measure_load load;
 } fake;
 
-stk_status __real_measure_rates(const char *path, uint64_t budget_ns, uint64_t write_bytes_max,
-                                struct measure_rates *out, struct stk_error *err);
-stk_status __wrap_measure_rates(const char *path, uint64_t budget_ns, uint64_t write_bytes_max,
-                                struct measure_rates *out, struct stk_error *err);
+stk_status __real_measure_rates(const char *path, const struct measure_load *load, uint64_t budget_ns,
+                                uint64_t write_bytes_max, struct measure_rates *out,
+                                struct stk_error *err);
+stk_status __wrap_measure_rates(const char *path, const struct measure_load *load, uint64_t budget_ns,
+                                uint64_t write_bytes_max, struct measure_rates *out,
+                                struct stk_error *err);
 stk_status __real_drive_facts_read(const char *path, const char *sysfs, struct drive_facts *out,
                                    struct stk_error *err);
 stk_status __wrap_drive_facts_read(const char *path, const char *sysfs, struct drive_facts *out,
@@ -24,12 +26,14 @@ stk_status __wrap_drive_facts_read(const char *path, const char *sysfs, struct d
 
 static int which(const char *path) { return path[strlen(path) - 1] == 'b'; }
 
-stk_status __wrap_measure_rates(const char *path, uint64_t budget_ns, uint64_t write_bytes_max,
-                                struct measure_rates *out, struct stk_error *err)
+stk_status __wrap_measure_rates(const char *path, const struct measure_load *load, uint64_t budget_ns,
+                                uint64_t write_bytes_max, struct measure_rates *out,
+                                struct stk_error *err)
 {
     fake.calls++;
     fake.budget_ns = budget_ns;
-    if (fake.real) return __real_measure_rates(path, budget_ns, write_bytes_max, out, err);
+    fake.load = *load;
+    if (fake.real) return __real_measure_rates(path, load, budget_ns, write_bytes_max, out, err);
     int k = which(path);
     if (fake.status[k] != STK_OK)
         return stk_error_set(err, fake.status[k], 5, "%s: a planted failure", path);
@@ -126,6 +130,8 @@ TEST(drives_measured_weights)
     two(&t);
     RUN(&t, toy_open(&t));
     CHECK(fake.calls == 2 && fake.budget_ns == 1000000000u);
+    CHECK(fake.load.block_bytes > 0 && fake.load.block_bytes % 4096 == 0);
+    CHECK(fake.load.depth >= 2 && fake.load.depth <= 32 && fake.load.buffer_bytes > 0);
     shares(&t, 3, 1);
     CHECK(stk_drive_info(t.e, 0, &d) && d.both_bytes_per_s == 3e9 && d.read_bytes_per_s == 6e9 &&
           d.read_p99_ns == 1000000 && d.mixed_read_p99_ns == 2000000);

@@ -23,6 +23,7 @@ struct combo {
     bool simulate, tight;
     uint64_t nvme_buffer;
     enum { SAVE_NONE, SAVE_BESIDE, SAVE_BETWEEN } save; /* a checkpoint of step 2 */
+    uint32_t on_device; /* tenths of the parameters whose state is on the device, if it can be there */
 };
 
 static const struct combo reference = { STK_TIER_HOST,
@@ -38,7 +39,8 @@ static const struct combo reference = { STK_TIER_HOST,
                                         false,
                                         false,
                                         0,
-                                        SAVE_BETWEEN };
+                                        SAVE_BETWEEN,
+                                        0 };
 enum { MIXES = 4 };
 static const struct { uint32_t last[STK_ACT_N]; stk_act rest; } mixes[MIXES] = {
     { { 0, 1 }, STK_ACT_RECOMPUTE },
@@ -68,6 +70,7 @@ static void apply(struct toy *t, const struct combo *c, const struct io_sim_cfg 
     }
     t->cfg.update = c->update;
     t->cfg.update_threads = c->update_threads;
+    t->cfg.optimizer_on_device = c->on_device / 10.0;
     t->cfg.prefetch = c->prefetch;
     t->cfg.nvme_buffer = c->nvme_buffer;
     t->cfg.accumulate = c->accumulate;
@@ -134,9 +137,9 @@ static bool run(const struct world *w, const struct combo *c, uint64_t *hash, ui
 static void describe(const struct combo *c)
 {
     printf("# params %d opt %d grads %d act %d update %d threads %u prefetch %u accumulate %d "
-           "device %d storage %d simulate %d tight %d buffer %" PRIu64 " save %d\n",
+           "device %d storage %d simulate %d tight %d buffer %" PRIu64 " save %d on device %u\n",
            c->params, c->opt, c->grads, c->act, c->update, c->update_threads, c->prefetch,
-           c->accumulate, c->device, c->storage, c->simulate, c->tight, c->nvme_buffer, c->save);
+           c->accumulate, c->device, c->storage, c->simulate, c->tight, c->nvme_buffer, c->save, c->on_device);
 }
 
 static uint32_t combinations;
@@ -212,6 +215,9 @@ static void every_value(const struct world *w, uint64_t want)
         { 3, 3, 3, 5, 2, 2, 2, 1, 1, 1, 0, 0 }, { 2, 2, 2, 6, 2, 2, 2, 0, 0, 2, 0, 0 },
         { 2, 2, 2, 7, 2, 2, 1, 0, 1, 1, 0, 0 }, { 3, 3, 3, 8, 4, 2, 2, 1, 1, 3, 1, 0 },
         { 2, 2, 2, 8, 2, 2, 2, 0, 0, 3, 1, 0 }, { 3, 2, 2, 6, 1, 1, 3, 1, 2, 3, 1, 0 },
+        { 2, 2, 2, 1, 2, 2, 2, 0, 1, 0, 0, 0, 0, 0, 3 }, { 2, 2, 2, 2, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 10 },
+        { 2, 2, 2, 3, 4, 2, 2, 1, 1, 0, 0, 0, 0, 0, 3 }, { 1, 2, 2, 1, 3, 2, 1, 0, 1, 0, 0, 0, 0, 0, 6 },
+        { 2, 2, 2, 4, 4, 1, 2, 0, 2, 3, 1, 0, 0, 0, 3 }, { 0, 0, 0, 0, 0, 0, 2, 1, 2, 0, 1, 0, 0, 0, 10 },
     };
     static size_t worlds; /* STK_BRIEF: the whole list in the first, a third in each other */
     size_t by = test_brief() && worlds > 0 ? 3 : 1;
@@ -241,7 +247,8 @@ static void random_sample(const struct world *w, uint64_t want, uint32_t n)
                            .simulate = rng_below(&r, 3) == 0,
                            .tight = false,
                            .nvme_buffer = buffer,
-                           .save = rng_below(&r, 2) ? SAVE_BESIDE : SAVE_NONE };
+                           .save = rng_below(&r, 2) ? SAVE_BESIDE : SAVE_NONE,
+                           .on_device = rng_below(&r, 2) ? 0 : rng_below(&r, 2) ? 3 : 10 };
         compare(w, &c, want);
     }
 }

@@ -23,13 +23,22 @@ struct mix {
     stk_accumulate accumulate;
     stk_dtype dtype;
     stk_optimizer optimizer;
-    bool tied, freeze, events, simulate;
+    bool tied, freeze, events, simulate, short_memory; /* the last: DEV_SIM, see engine/pace.h */
     uint64_t nvme_buffer;
     stk_act act;
     uint32_t keep; /* of the last layers */
 };
 
-struct outcome { uint64_t hash, spec, undone; double loss, clip_least, norm_at; };
+struct outcome { uint64_t hash, spec, undone, paced; double loss, clip_least, norm_at; };
+
+/* The update wants 0.9 of the host's memory, copies a third each. */
+static const struct dev_model short_model = { .flops_per_s = 4e9,
+                                              .copy_in_bytes_per_s = 110e6,
+                                              .copy_out_bytes_per_s = 110e6,
+                                              .memory_bytes_per_s = 9e9,
+                                              .launch_ns = 100,
+                                              .update_bytes_per_s = 300e6,
+                                              .dram_bytes_per_s = 333e6 };
 
 static void mix_config(struct toy *t, const struct mix *m, const struct io_sim_cfg *sim)
 {
@@ -46,6 +55,7 @@ static void mix_config(struct toy *t, const struct mix *m, const struct io_sim_c
     t->cfg.optimizer_state = m->opt;
     t->cfg.grads = m->grads;
     t->cfg.device = m->device;
+    if (m->short_memory && m->device == STK_DEVICE_SIM) t->cfg.sim_model = &short_model;
     t->cfg.update_threads = m->threads;
     t->cfg.prefetch = m->prefetch;
     t->cfg.accumulate = m->accumulate;
@@ -97,6 +107,7 @@ static stk_status mix_steps(struct toy *t, const struct mix *m, struct outcome *
         STK_TRY(toy_step(t, 1e-3, &s));
         o->spec += s.spec_chunks;
         o->undone += s.spec_undone;
+        o->paced += t->e->counts.paced;
         o->loss += t->last_loss * i;
         if (i == AT) o->norm_at = s.grad_norm;
         if (s.clip_factor < o->clip_least) o->clip_least = s.clip_factor;
@@ -237,6 +248,25 @@ TEST(modes_every_scene_and_placement)
     }
 }
 
+/* Copies that are slowed and updates that wait are in another order, and change nothing. */
+TEST(modes_yield_where_memory_is_short)
+{
+    uint64_t paced = 0;
+    for (int i = 0; i < SCENE_N * 3 * 2; i++) {
+        struct mix m = { .scene = (enum scene)(i % SCENE_N),
+                         .update = (stk_update)(STK_UPDATE_CHASE + i / SCENE_N % 3),
+                         .params = STK_TIER_HOST, .opt = STK_TIER_HOST, .grads = STK_TIER_HOST,
+                         .device = STK_DEVICE_SIM, .threads = 2, .micros = 2, .prefetch = 2,
+                         .simulate = true, .short_memory = true, .events = i % 2,
+                         .act = i < SCENE_N * 3 ? STK_ACT_HOST : STK_ACT_RECOMPUTE, .keep = 1 };
+        struct outcome o = { 0 };
+        CHECK(equal(&m, &o));
+        CHECK(o.paced > 0);
+        paced += o.paced;
+    }
+    printf("# %" PRIu64 " copies were paced\n", paced);
+}
+
 TEST(modes_random_combinations)
 {
     struct rng r;
@@ -261,6 +291,7 @@ TEST(modes_random_combinations)
                          .freeze = rng_below(&r, 4) == 0,
                          .events = rng_below(&r, 2),
                          .simulate = rng_below(&r, 2),
+                         .short_memory = rng_below(&r, 2),
                          .act = (stk_act)rng_below(&r, STK_ACT_N),
                          .keep = (uint32_t)rng_below(&r, 3),
                          .nvme_buffer = rng_below(&r, 2) ? 1u << (14 + rng_below(&r, 8)) : 0 };

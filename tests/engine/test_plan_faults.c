@@ -1,120 +1,9 @@
 /* tests/engine/test_plan_faults.c - the checker finds faults: every kind of damage below, planted
  * in random plans, is found in every plan where it changes anything. A removed edge changes nothing
  * if another path implies it; the test finds that out by its own full search. */
-#include "tests/engine/plan_models.h"
+#include "tests/engine/plan_victim.h"
 
 #define SEEDS 400
-
-struct victim {
-    struct model m;
-    struct plan *p;
-    struct rng r;
-};
-
-static bool victim_make(struct victim *v, uint64_t seed)
-{
-    struct stk_error err = { 0 };
-    uint64_t least[PLAN_ARENA_N], useful[PLAN_ARENA_N];
-    rng_seed_stream(&v->r, test_seed(), seed);
-    random_model(&v->m, &v->r);
-    if (plan_needs(&v->m.in, least, useful, &err) != STK_OK) return false;
-    for (int a = 0; a < PLAN_ARENA_N; a++) /* mostly tight: slots are reused */
-        v->m.in.arena_bytes[a] =
-            least[a] + rng_below(&v->r, (useful[a] - least[a]) / (1 + pick(&v->r, 4)) + 1);
-    return plan_build(&v->m.in, &v->p, NULL, &err) == STK_OK &&
-           plan_check(&v->m.in, v->p, &err) == STK_OK;
-}
-
-static bool found(struct victim *v) { return plan_check(&v->m.in, v->p, NULL) == STK_ERR_STATE; }
-
-/* Successors from dependencies, as the builder leaves them. */
-static void mirror(struct plan *p)
-{
-    uint32_t at = 0;
-    for (uint32_t i = 0; i < p->n_nodes; i++) p->nodes[i].n_succ = 0;
-    for (uint32_t i = 0; i < p->n_nodes; i++)
-        for (uint32_t e = 0; e < p->nodes[i].n_deps; e++)
-            p->nodes[p->deps[p->nodes[i].first_dep + e]].n_succ++;
-    for (uint32_t i = 0; i < p->n_nodes; i++) {
-        p->nodes[i].first_succ = at;
-        at += p->nodes[i].n_succ;
-        p->nodes[i].n_succ = 0;
-    }
-    for (uint32_t i = 0; i < p->n_nodes; i++)
-        for (uint32_t e = 0; e < p->nodes[i].n_deps; e++) {
-            struct plan_node *d = &p->nodes[p->deps[p->nodes[i].first_dep + e]];
-            p->succs[d->first_succ + d->n_succ++] = i;
-        }
-}
-
-/* Paths through a node that may pass before its dependencies prove nothing, nor do those from the update
- * through what is no part of it, as it may run alone. `untried`: all that is speculative passes so. */
-static bool leads(const struct plan *p, uint32_t from, uint32_t to, bool untried)
-{
-    bool *seen = calloc(p->n_nodes, 1), hit;
-    seen[to] = true;
-    for (uint32_t i = to + 1; i-- > from;)
-        if (seen[i] && (i == to || !(untried ? p->nodes[i].spec : plan_passable(&p->nodes[i]))))
-            for (uint32_t e = 0; e < p->nodes[i].n_deps; e++) {
-                uint32_t d = p->deps[p->nodes[i].first_dep + e];
-                bool leaves = p->nodes[i].part == PLAN_RUN_UPDATE &&
-                              p->nodes[d].part != PLAN_RUN_UPDATE;
-                if (d == from || !leaves) seen[d] = true;
-            }
-    hit = seen[from];
-    free(seen);
-    return hit;
-}
-
-/* In every period. */
-static bool reaches(const struct plan *p, uint32_t from, uint32_t to)
-{
-    bool spec = p->nodes[from].spec || p->nodes[to].spec;
-    return leads(p, from, to, false) && (spec || leads(p, from, to, true));
-}
-
-static void remove_edge(struct plan *p, uint32_t node, uint32_t edge)
-{
-    uint32_t at = p->nodes[node].first_dep + edge;
-    memmove(p->deps + at, p->deps + at + 1, (p->n_deps - at - 1) * sizeof *p->deps);
-    p->n_deps--;
-    p->nodes[node].n_deps--;
-    for (uint32_t i = node + 1; i < p->n_nodes; i++) p->nodes[i].first_dep--;
-    mirror(p);
-}
-
-/* A copy to damage: the plan's arrays are as long as the counts, plus one element, so edges may be
- * removed in place. */
-static struct plan *copy_plan(const struct plan *p)
-{
-    struct plan *c = calloc(1, sizeof *c);
-    *c = *p;
-#define COPY(field, n)                                                                             \
-    c->field = memcpy(calloc((n) + 2u, sizeof *c->field), p->field, (n) * sizeof *c->field)
-    COPY(nodes, p->n_nodes);
-    if (p->n_slots)
-        COPY(slots, p->n_slots);
-    else
-        c->slots = calloc(1, sizeof *c->slots);
-    COPY(visits, p->n_visits);
-    if (p->n_deps)
-        COPY(deps, p->n_deps);
-    else
-        c->deps = calloc(1, sizeof *c->deps);
-    COPY(succs, p->n_deps);
-#undef COPY
-    return c;
-}
-
-static void drop_copy(struct plan *c)
-{
-    free(c->nodes);
-    free(c->slots);
-    free(c->visits);
-    free(c->deps);
-    free(c->succs);
-    free(c);
-}
 
 /* Every edge of the plan, one at a time: pairs of kinds seen are counted. */
 TEST(plan_check_finds_every_missing_edge)
@@ -473,8 +362,91 @@ static bool moved_home(struct victim *v)
     struct plan_chunk_in *c = &v->m.chunks[pick(&v->r, v->m.in.n_chunks)];
     int s = pick(&v->r, 3);
     if (c->frozen) return false;
-    c->home[s] = c->home[s] == CHUNK_HOST ? CHUNK_NVME
+    c->home[s] = c->home[s] == CHUNK_DEVICE ? (uint8_t)pick(&v->r, 2) : c->home[s] == CHUNK_HOST ? CHUNK_NVME
                                           : CHUNK_HOST; /* the input says otherwise than the plan */
+    return true;
+}
+
+/* --- blocks on the device --- */
+
+static bool drop_device_update(struct victim *v) { return drop(v, PLAN_DEVICE_UPDATE); }
+static bool duplicate_device_update(struct victim *v)
+{
+    bool done = false;
+    for (int tries = 0; !done && tries < 16; tries++)
+        done = become(v, PLAN_DEVICE_UPDATE, any_node(v, PLAN_DEVICE_UPDATE));
+    return done;
+}
+
+/* By those who cannot reach it: the host's team, or the device for what lies in host memory. */
+static bool updated_by_the_others(struct victim *v)
+{
+    bool there = pick(&v->r, 2);
+    struct plan_node *x = node_at(v, there ? PLAN_DEVICE_UPDATE : PLAN_UPDATE);
+    if (!x || x->spec) return false;
+    v->p->bytes[x->resource] -= x->bytes;
+    x->kind = there ? PLAN_UPDATE : PLAN_DEVICE_UPDATE;
+    x->resource = there ? PLAN_UPDATE_TEAM : PLAN_UPDATE_STREAM;
+    v->p->bytes[x->resource] += x->bytes;
+    return true;
+}
+
+static bool device_update_on_the_compute_stream(struct victim *v)
+{
+    struct plan_node *x = node_at(v, PLAN_DEVICE_UPDATE);
+    if (!x) return false;
+    v->p->bytes[x->resource] -= x->bytes;
+    x->resource = PLAN_COMPUTE;
+    v->p->bytes[x->resource] += x->bytes;
+    return true;
+}
+
+/* Nothing but an order between them is between an update and the block's first visit. */
+static bool visited_before_the_device_update(struct victim *v)
+{
+    for (uint32_t i = 0; i < v->p->n_nodes; i++)
+        for (uint32_t e = 0; v->p->nodes[i].kind == PLAN_VISIT && e < v->p->nodes[i].n_deps; e++) {
+            uint32_t d = v->p->deps[v->p->nodes[i].first_dep + e];
+            if (v->p->nodes[d].kind != PLAN_DEVICE_UPDATE) continue;
+            remove_edge(v->p, i, e);
+            return !reaches(v->p, d, i);
+        }
+    return false;
+}
+
+static bool cast_before_the_device_update(struct victim *v)
+{
+    for (uint32_t i = 0; i < v->p->n_nodes; i++)
+        for (uint32_t e = 0; v->p->nodes[i].kind == PLAN_GRAD_CAST && e < v->p->nodes[i].n_deps;) {
+            uint32_t d = v->p->deps[v->p->nodes[i].first_dep + e];
+            if (v->m.chunks[v->p->nodes[i].chunk].home[CHUNK_GRAD] != CHUNK_DEVICE) break;
+            if (v->p->nodes[d].kind == PLAN_GRAD_CAST) { e++; continue; }
+            remove_edge(v->p, i, e); /* of its last visit, which the update precedes, too */
+            if (e == v->p->nodes[i].n_deps) return true;
+        }
+    return false;
+}
+
+/* The gradient of a block that stays goes to another place, or another block's. */
+static bool device_gradient_goes_away(struct victim *v)
+{
+    for (uint32_t i = 0; i < v->p->n_nodes; i++) {
+        struct plan_node *x = &v->p->nodes[i];
+        if (x->kind != PLAN_GRAD_CAST || v->m.chunks[x->chunk].home[CHUNK_GRAD] != CHUNK_DEVICE) continue;
+        for (uint32_t s = 0; s < v->p->n_slots; s++)
+            if (v->p->slots[s].arena == PLAN_ARENA_CAST) {
+                x->slot = s;
+                return true;
+            }
+    }
+    return false;
+}
+
+static bool on_the_device_in_part(struct victim *v)
+{
+    struct plan_node *x = node_at(v, PLAN_DEVICE_UPDATE);
+    if (!x) return false;
+    v->m.chunks[x->chunk].home[pick(&v->r, CHUNK_STATE_N)] = CHUNK_HOST;
     return true;
 }
 
@@ -683,6 +655,14 @@ static const struct {
     { "follows_only_what_passes", follows_only_what_passes },
     { "not_optional", not_optional },
     { "undo_after_fetch", undo_after_fetch },
+    { "drop_device_update", drop_device_update },
+    { "duplicate_device_update", duplicate_device_update },
+    { "updated_by_the_others", updated_by_the_others },
+    { "device_update_on_the_compute_stream", device_update_on_the_compute_stream },
+    { "visited_before_the_device_update", visited_before_the_device_update },
+    { "cast_before_the_device_update", cast_before_the_device_update },
+    { "device_gradient_goes_away", device_gradient_goes_away },
+    { "on_the_device_in_part", on_the_device_in_part },
     { "drop_hand_over", drop_hand_over },
     { "hand_over_alone", hand_over_alone },
     { "hand_over_and_fetch", hand_over_and_fetch },

@@ -337,7 +337,7 @@ TEST(save_canary_without_the_gate_the_checkpoint_is_wrong)
 /* INV-S1 for every kind and part, also those that this build's plans do not have. */
 TEST(save_gate_keeps_every_node_that_changes_the_chunk)
 {
-    static const uint8_t kinds[] = { PLAN_UPDATE, PLAN_COMMIT, PLAN_UNDO };
+    static const uint8_t kinds[] = { PLAN_UPDATE, PLAN_COMMIT, PLAN_UNDO, PLAN_DEVICE_UPDATE };
     char dir[256];
     struct toy t;
     toy_init(&t, 1, 1);

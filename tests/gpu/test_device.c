@@ -271,6 +271,14 @@ TEST(device_sim_models_time)
     CHECK_OK(dev_copy(r.s, host, arena, 4096, DEV_TO_HOST, &r.err), &r.err);
     CHECK_OK(dev_sync(r.s, &r.err), &r.err);
     CHECK(exec_now_ns(r.ex) == 5096 + 1000 + 8192);
+    uint64_t before = exec_now_ns(r.ex); /* paced: its own rate, or the link's if that is less */
+    CHECK_OK(dev_copy_paced(r.s, host, arena, 4096, DEV_TO_HOST, 1e8, &r.err), &r.err);
+    CHECK_OK(dev_sync(r.s, &r.err), &r.err);
+    CHECK(exec_now_ns(r.ex) - before == 1000 + 40960);
+    before = exec_now_ns(r.ex);
+    CHECK_OK(dev_copy_paced(r.s, host, arena, 4096, DEV_TO_HOST, 1e10, &r.err), &r.err);
+    CHECK_OK(dev_sync(r.s, &r.err), &r.err);
+    CHECK(exec_now_ns(r.ex) - before == 1000 + 8192);
     struct ops_linear l = { .rows = 8,
                             .in = 16,
                             .out = 32,
@@ -280,7 +288,7 @@ TEST(device_sim_models_time)
                             .w = arena + 1024,
                             .y = arena + 4096,
                             .scratch = { arena + 8192, 32768 } };
-    uint64_t before = exec_now_ns(r.ex);
+    before = exec_now_ns(r.ex);
     CHECK_OK(ops_linear_forward(r.s, &l, &r.err), &r.err);
     CHECK_OK(dev_sync(r.s, &r.err), &r.err);
     CHECK(exec_now_ns(r.ex) - before == 1000 + 2 * 8 * 16 * 32);

@@ -354,13 +354,30 @@ TEST(measure_rates_of_a_simulated_drive)
     struct mworld w;
     struct measure_rates rates;
     REQUIRE(mworld_sim(&w));
-    CHECK_OK(measure_rates_with(&w.cfg, 1000 * MS, 0, &rates, &w.err), &w.err);
+    CHECK_OK(measure_rates_with(&w.cfg, NULL, 1000 * MS, 0, &rates, &w.err), &w.err);
     CHECK(near(rates.read_bytes_per_s, 1e9, 0.02) && near(rates.write_bytes_per_s, 5e8, 0.02));
     CHECK(near(rates.both_bytes_per_s, 1.5e9, 0.02) && rates.direct);
     CHECK(near((double)rates.read_p50_ns, 16e6 * 1.048576, 0.01));
     CHECK(near((double)rates.read_p99_ns, 16e6 * 1.048576, 0.01));
     CHECK(near((double)rates.mixed_read_p50_ns, 8e6 * 1.048576, 0.01));
     CHECK(exec_now_ns(w.ex) < 1100ull * MS);
+    mworld_close(&w);
+}
+
+/* What a run will have in flight is what is in flight; with too little to write it is as usual. */
+TEST(measure_rates_at_a_load)
+{
+    struct mworld w;
+    struct measure_rates rates;
+    const struct measure_load load = { .block_bytes = 5 * MIB, .depth = 3, .buffer_bytes = 64 * MIB };
+    REQUIRE(mworld_sim(&w));
+    CHECK_OK(measure_rates_with(&w.cfg, &load, 1000 * MS, 0, &rates, &w.err), &w.err);
+    CHECK(near(rates.read_bytes_per_s, 1e9, 0.02) && near(rates.write_bytes_per_s, 5e8, 0.05));
+    CHECK(near((double)rates.read_p50_ns, 15e6 * 1.048576, 0.03));
+    CHECK_OK(measure_rates_with(&w.cfg, &load, 1000 * MS, 96 * MIB, &rates, &w.err), &w.err);
+    const struct measure_load large = { .block_bytes = 8 * MIB, .depth = 8 };
+    CHECK_OK(measure_rates_with(&w.cfg, &large, 1000 * MS, 96 * MIB, &rates, &w.err), &w.err);
+    CHECK(near((double)rates.read_p50_ns, 16e6 * 1.048576, 0.03));
     mworld_close(&w);
 }
 
@@ -371,18 +388,18 @@ TEST(measure_rates_keeps_to_its_limits)
     struct measure_rates rates;
     struct stk_error err = { 0 };
     REQUIRE(mworld_sim(&w));
-    CHECK(measure_rates_with(&w.cfg, 0, 0, &rates, &err) == STK_ERR_CONFIG);
+    CHECK(measure_rates_with(&w.cfg, NULL, 0, 0, &rates, &err) == STK_ERR_CONFIG);
     stk_error_clear(&err);
-    CHECK(measure_rates_with(&w.cfg, MS, MIB, &rates, &err) == STK_ERR_CONFIG);
+    CHECK(measure_rates_with(&w.cfg, NULL, MS, MIB, &rates, &err) == STK_ERR_CONFIG);
     w.sim.read_bytes_per_s = w.sim.write_bytes_per_s = 0;
     w.sim.latency_ns = 5 * MS;
     uint64_t before = exec_now_ns(w.ex);
-    CHECK_OK(measure_rates_with(&w.cfg, 2000 * MS, 96 * MIB, &rates, &w.err), &w.err);
+    CHECK_OK(measure_rates_with(&w.cfg, NULL, 2000 * MS, 96 * MIB, &rates, &w.err), &w.err);
     CHECK(exec_now_ns(w.ex) - before > 500 * MS); /* reads had their third */
     CHECK(rates.read_bytes_per_s > 0 && rates.write_bytes_per_s > 0 && rates.both_bytes_per_s > 0);
     w.sim.read_bytes_per_s = w.sim.write_bytes_per_s = 5e7; /* 50 MB/s */
     before = exec_now_ns(w.ex);
-    CHECK_OK(measure_rates_with(&w.cfg, 4000ull * MS, 0, &rates, &w.err), &w.err);
+    CHECK_OK(measure_rates_with(&w.cfg, NULL, 4000ull * MS, 0, &rates, &w.err), &w.err);
     CHECK(near(rates.read_bytes_per_s, 5e7, 0.02) && near(rates.write_bytes_per_s, 5e7, 0.02));
     CHECK(exec_now_ns(w.ex) - before < 6500ull * MS);
     mworld_close(&w);
@@ -480,7 +497,7 @@ TEST(measure_rates_of_a_real_drive)
     struct mworld w;
     struct measure_rates rates;
     REQUIRE(mworld_real(&w, IO_AUTO));
-    CHECK_OK(measure_rates(w.dir, 300 * MS, 96 * MIB, &rates, &w.err), &w.err);
+    CHECK_OK(measure_rates(w.dir, NULL, 300 * MS, 96 * MIB, &rates, &w.err), &w.err);
     CHECK(rates.read_bytes_per_s > 0 && rates.write_bytes_per_s > 0 && rates.both_bytes_per_s > 0);
     CHECK(rates.read_p50_ns > 0 && rates.read_p99_ns >= rates.read_p50_ns);
     CHECK(rates.mixed_read_p99_ns >= rates.mixed_read_p50_ns && rates.mixed_read_p50_ns > 0);

@@ -38,6 +38,8 @@ def test_use_01_contradicting_options_are_refused_by_name(p):
               for text in ["kept", "keep:", "keep:0,recompute", "keep:8recompute", "recompute:2,keep", "keep,recompute", "keep:2,", "auto:3", "",
                            "keep:-1", "keep:9999999999999"]]
     cases += [(steps + ["--activations", text], ["--activations " + text, "--nvme DIR"]) for text in ["nvme", "keep:2,nvme", "nvme:3"]]
+    cases += [(steps + ["--optimizer-on-device", text], ["--optimizer-on-device", text, "auto", "0 to 1"]) for text in ["1.5", "-0.1", "all", "30%", "nan"]]
+    cases += [(steps + ["--optimizer-on-device", "0.3"], ["--optimizer-on-device", "--device host"])]
     for args, word in cases:
         refused(2, word, *args, absent=[p.at("never")])
 

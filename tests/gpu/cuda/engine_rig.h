@@ -101,13 +101,14 @@ struct placing {
     stk_accumulate accumulate;
     uint32_t prefetch;
     bool tight;             /* of device memory: no block stays on the card */
+    double on_device;       /* part of the parameters whose state is on the card */
 };
-#define RIG_PLACING_HOST { STK_TIER_HOST, STK_TIER_HOST, STK_TIER_HOST, STK_ACT_KEEP, STK_UPDATE_SERIAL, STK_ACCUMULATE_LAYER, 2, false }
+#define RIG_PLACING_HOST { STK_TIER_HOST, STK_TIER_HOST, STK_TIER_HOST, STK_ACT_KEEP, STK_UPDATE_SERIAL, STK_ACCUMULATE_LAYER, 2, false, 0 }
 
 static inline void rig_placing_print(const struct placing *p)
 {
-    printf("# params %d opt %d grads %d act %d update %d accumulate %d prefetch %u tight %d\n", p->params, p->opt, p->grads,
-           p->act, p->update, p->accumulate, p->prefetch, p->tight);
+    printf("# params %d opt %d grads %d act %d update %d accumulate %d prefetch %u tight %d on device %g\n", p->params, p->opt, p->grads,
+           p->act, p->update, p->accumulate, p->prefetch, p->tight, p->on_device);
 }
 
 /* The simulated disk of a run; `disk` is the caller's to free. */
@@ -131,6 +132,7 @@ static inline void rig_toy(struct toy *t, const struct placing *p, uint64_t seed
     t->cfg.update = p->update;
     t->cfg.accumulate = p->accumulate;
     t->cfg.prefetch = p->prefetch;
+    t->cfg.optimizer_on_device = p->on_device;
     t->cfg.device = rig_card.cfg.mode == STANDIN_SIM ? STK_DEVICE_HOST_DISCRETE : STK_DEVICE_CUDA;
     t->cfg.simulate = rig_card.cfg.mode == STANDIN_SIM;
     t->cfg.seed = seed;

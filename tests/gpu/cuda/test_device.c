@@ -131,6 +131,32 @@ TEST(cuda_device_counts_pageable_copies)
     RIG_CLOSE(&r);
 }
 
+/* Where a kernel cannot reach the host's side (not registered, of an odd size, or, as here, not mapped by the
+ * stand-in) a paced copy is CUDA's own: it arrives, and no error stays. tests/gpu/cuda has the kernel's test. */
+TEST(cuda_device_paced_copies_arrive)
+{
+    static _Alignas(4096) uint8_t from[4096], to[4096]; /* whole pages */
+    static const uint64_t sizes[] = { 16, 100, 4096 };
+    struct rig r;
+    struct dev_caps c;
+    CHECK_OK(rig_open(&r, EXEC_THREADS, 1, KIB(64)), &r.err);
+    dev_caps_read(r.d, &c);
+    CHECK(c.copy_paced);
+    for (int pinned = 0; pinned < 2; pinned++)
+        for (int k = 0; k < 3; k++) {
+            for (uint64_t i = 0; i < sizeof from; i++) from[i] = (uint8_t)(i * 7 + (uint64_t)k), to[i] = 0;
+            if (pinned) CHECK_OK(dev_host_register(r.d, from, sizeof from, &r.err), &r.err);
+            if (pinned) CHECK_OK(dev_host_register(r.d, to, sizeof to, &r.err), &r.err);
+            CHECK_OK(dev_copy_paced(r.s, r.arena, from, sizes[k], DEV_TO_DEVICE, 7e9, &r.err), &r.err);
+            CHECK_OK(dev_copy_paced(r.s, to, r.arena, sizes[k], DEV_TO_HOST, 7e9, &r.err), &r.err);
+            CHECK_OK(dev_sync(r.s, &r.err), &r.err);
+            CHECK(memcmp(from, to, sizes[k]) == 0 && (sizes[k] == sizeof to || to[sizes[k]] == 0));
+            if (pinned) dev_host_unregister(r.d, from), dev_host_unregister(r.d, to);
+        }
+    CHECK(standin_found(STANDIN_PAGEABLE) == 6);
+    RIG_CLOSE(&r);
+}
+
 /* --- streams --- */
 
 static uint64_t *cells(struct rig *r) { return (uint64_t *)(void *)r->arena; }

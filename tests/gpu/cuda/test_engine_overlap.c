@@ -86,12 +86,12 @@ TEST(cuda_engine_bytes_over_the_link_are_the_plans)
 {
     static const struct { const char *name; struct placing p; } list[] = {
         { "host, serial, keep", RIG_PLACING_HOST },
-        { "host, chase, recompute, tight", { 2, 2, 2, STK_ACT_RECOMPUTE, STK_UPDATE_CHASE, 0, 1, true } },
-        { "host, chase, micro-major", { 2, 2, 2, STK_ACT_RECOMPUTE, STK_UPDATE_CHASE, 1, 2, true } },
-        { "host, split, host", { 2, 2, 2, STK_ACT_HOST, STK_UPDATE_SPLIT, 0, 2, false } },
-        { "state on NVMe, chase, host", { 2, 3, 3, STK_ACT_HOST, STK_UPDATE_CHASE, 0, 2, true } },
-        { "NVMe, serial, keep", { 3, 3, 3, STK_ACT_KEEP, STK_UPDATE_SERIAL, 0, 2, false } },
-        { "NVMe, chase, NVMe", { 3, 3, 3, STK_ACT_NVME, STK_UPDATE_CHASE, 0, 2, false } },
+        { "host, chase, recompute, tight", { 2, 2, 2, STK_ACT_RECOMPUTE, STK_UPDATE_CHASE, 0, 1, true, 0 } },
+        { "host, chase, micro-major", { 2, 2, 2, STK_ACT_RECOMPUTE, STK_UPDATE_CHASE, 1, 2, true, 0 } },
+        { "host, split, host", { 2, 2, 2, STK_ACT_HOST, STK_UPDATE_SPLIT, 0, 2, false, 0 } },
+        { "state on NVMe, chase, host", { 2, 3, 3, STK_ACT_HOST, STK_UPDATE_CHASE, 0, 2, true, 0 } },
+        { "NVMe, serial, keep", { 3, 3, 3, STK_ACT_KEEP, STK_UPDATE_SERIAL, 0, 2, false, 0 } },
+        { "NVMe, chase, NVMe", { 3, 3, 3, STK_ACT_NVME, STK_UPDATE_CHASE, 0, 2, false, 0 } },
     };
     uint64_t tight = rig_tight(&list[1].p, 2);
     REQUIRE(tight > 0);
@@ -179,7 +179,7 @@ static struct at_once look(const struct toy *t)
 
 static struct at_once at_once(uint64_t memory, double link_bytes_per_s, double update_bytes_per_s)
 {
-    static const struct placing p = { 2, 2, 2, STK_ACT_KEEP, STK_UPDATE_SPECULATE, 0, 1, true };
+    static const struct placing p = { 2, 2, 2, STK_ACT_KEEP, STK_UPDATE_SPECULATE, 0, 1, true, 0 };
     struct toy t;
     struct at_once r = { 0 };
     struct io_sim_cfg disk = rig_disk(test_seed());
@@ -224,7 +224,7 @@ static struct at_once at_once(uint64_t memory, double link_bytes_per_s, double u
 TEST(cuda_engine_copies_compute_and_update_at_once)
 {
     static const double link[] = { 0.2e9, 0.4e9, 0.8e9 };
-    uint64_t tight = rig_tight(&(struct placing){ 2, 2, 2, STK_ACT_KEEP, STK_UPDATE_SPECULATE, 0, 1, true }, LAYERS), visits_n = 0;
+    uint64_t tight = rig_tight(&(struct placing){ 2, 2, 2, STK_ACT_KEEP, STK_UPDATE_SPECULATE, 0, 1, true, 0 }, LAYERS), visits_n = 0;
     REQUIRE(tight > 0);
     for (int k = 0; k < 3; k++)
         for (int u = 0; u < 2; u++) {

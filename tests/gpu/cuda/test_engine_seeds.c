@@ -68,6 +68,9 @@ static struct placing draw(uint64_t seed)
                          .accumulate = (stk_accumulate)rng_below(&r, 2),
                          .prefetch = (uint32_t)rng_below(&r, 4) };
     p.tight = rng_below(&r, 2) == 0;
+    const double part[] = { 0, 0.3, 1, STK_ON_DEVICE_AUTO };
+    uint64_t which = rng_below(&r, 4);
+    if (p.params == STK_TIER_HOST && p.opt == STK_TIER_HOST && p.grads == STK_TIER_HOST) p.on_device = part[which];
     return p;
 }
 
@@ -80,7 +83,7 @@ static uint64_t index_of(const struct placing *p) /* without prefetch and memory
 TEST(cuda_engine_seeds)
 {
     static const struct placing reference = RIG_PLACING_HOST,
-                                frugal = { 2, 2, 2, STK_ACT_RECOMPUTE, STK_UPDATE_CHASE, 0, 1, true };
+                                frugal = { 2, 2, 2, STK_ACT_RECOMPUTE, STK_UPDATE_CHASE, 0, 1, true, 0 };
     static bool placed[8192];
     struct result want[NORMS], got;
     const char *asked = getenv("STK_SEEDS");

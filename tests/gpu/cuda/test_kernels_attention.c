@@ -187,6 +187,43 @@ TEST(attention_is_the_hosts)
     }
 }
 
+/* What the library's attention is given: compared with plain loops. */
+TEST(attention_layouts_are_turned)
+{
+    static const uint64_t shapes[][4] = { { 1, 1, 1, 1 }, { 2, 33, 3, 7 }, { 1, 100, 40, 40 }, { 3, 257, 2, 5 } };
+    for (size_t k = 0; k < sizeof shapes / sizeof shapes[0]; k++) {
+        const uint64_t n = shapes[k][0], seq = shapes[k][1], heads = shapes[k][2], all = shapes[k][3], rows = n * seq;
+        int32_t *first = kt_alloc(rows * 4);
+        for (uint64_t i = 0; i < rows; i++) first[i] = (int32_t)(i % seq < 5 ? 0 : i % seq / 5 * 5 - i % seq / 50);
+        float *lse = kt_random(OPS_F32, rows * all, 1);
+        for (int o = 0; o < CT_ORDERS; o++) {
+            ct_order(o);
+            const int32_t *from = ct_const(first, rows * 4, 4, "first_key");
+            int32_t *end = ct_out(rows * 4, 0, "end");
+            const float *src = ct_const(lse, rows * all * 4, 0, "lse");
+            float *turned = ct_out(rows * heads * 4, 0, "turned"), *back = ct_out(rows * all * 4, 0, "back");
+            struct cuda_attention_stats a = { n, seq, heads, all, true, src + (all - heads), turned };
+            CHECK(ct_ran(cuda_attention_ends(NULL, n, seq, from, end)));
+            CHECK(ct_ran(cuda_attention_stats(NULL, &a)));
+            a.by_head = false, a.src = turned, a.dst = back + (all - heads);
+            CHECK(ct_ran(cuda_attention_stats(NULL, &a)));
+            for (uint64_t i = 0; i < rows; i++) {
+                const uint64_t s = i / seq, key = i % seq;
+                uint64_t t = key + 1;
+                while (t < seq && first[s * seq + t] <= (int32_t)key) t++;
+                CHECK(end[i] == (int32_t)t);
+                for (uint64_t h = 0; h < heads; h++) {
+                    const float x = lse[i * all + all - heads + h];
+                    CHECK(turned[(s * heads + h) * seq + key] == x && back[i * all + all - heads + h] == x);
+                }
+            }
+            ct_free();
+        }
+        free(first);
+        free(lse);
+    }
+}
+
 TEST(attention_refuses_wide_heads)
 {
     struct ops_attention a = {

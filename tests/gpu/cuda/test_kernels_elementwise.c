@@ -33,6 +33,26 @@ TEST(add_has_the_hosts_bits)
     }
 }
 
+/* Every byte once, whatever the order of threads; nothing behind the end. */
+TEST(paced_copy_moves_every_byte)
+{
+    static const uint64_t vectors[] = { 1, 3, 511, 512, 513, 2048, 2049, 10007 };
+    for (size_t k = 0; k < sizeof vectors / sizeof vectors[0]; k++) {
+        const uint64_t bytes = vectors[k] * 16;
+        kt_reseed(bytes);
+        void *src = kt_random(OPS_F32, bytes / 4, 3);
+        for (int o = 0; o < CT_ORDERS; o++) {
+            ct_order(o);
+            const void *x = ct_const(src, bytes, 0, "src");
+            void *y = ct_out(bytes, 0, "dst");
+            CHECK(ct_ran(cuda_copy_paced(NULL, y, x, bytes, 7e9)));
+            CHECK(memcmp(y, src, bytes) == 0);
+            ct_free();
+        }
+        free(src);
+    }
+}
+
 TEST(acc_add_has_the_hosts_bits)
 {
     const struct host_ctx host = ct_host();
@@ -161,8 +181,10 @@ TEST(swiglu_has_the_hosts_bits)
             CHECK(ct_same(yt, a.y, h.y, yr, "y") && ct_filled(yt, a.y, yr, yn));
             CHECK(ct_same(at, a.dgate, h.dgate, gr, "dgate") && ct_filled(at, a.dgate, gr, gn));
             CHECK(ct_same(at, a.dup, h.dup, ur, "dup") && ct_filled(at, a.dup, ur, un));
-            a.dgate = g, a.dup = u; /* in place */
+            a.dgate = g, a.dup = u; /* in place, y too: as a layer's backward has it */
+            a.dy = a.y = ct_in(dy, ybytes, s->off * 2, "dy and y");
             CHECK(ct_ran(cuda_swiglu_backward(NULL, &a)));
+            CHECK(ct_same(yt, a.y, h.y, yr, "y in place"));
             CHECK(ct_same(at, g, h.dgate, gr, "dgate in place"));
             CHECK(ct_same(at, u, h.dup, ur, "dup in place"));
             ct_free();

@@ -24,6 +24,7 @@ static void compare(const char *name, const struct placing *p, uint64_t seed)
     struct golden_run r;
     struct io_sim_cfg disk = rig_disk(seed);
     rig_card_new(seed, false);
+    rig_card.cfg.gaps = true; /* between the parts of a set of activations, which goes as a whole */
     CHECK_OK(golden_open_config(name, "config.json", &g, &err), &err);
     stk_status st = golden_run_open(&g, opts_f32, config_of(p, seed, &disk), 1, &r, &err);
     CHECK_OK(st, &err);
@@ -69,6 +70,7 @@ static uint64_t train(const char *name, const struct placing *p, uint64_t seed)
     struct io_sim_cfg disk = rig_disk(seed);
     uint64_t h = 14695981039346656037ull;
     rig_card_new(seed, false);
+    rig_card.cfg.gaps = true; /* between the parts of a set of activations, which goes as a whole */
     stk_status st = golden_open(name, &g, &err);
     if (st == STK_OK) st = golden_run_open(&g, opts_f32, config_of(p, seed, &disk), g.windows, &r, &err);
     for (int i = 0; st == STK_OK && i < 3; i++) st = golden_step(&r, &err);

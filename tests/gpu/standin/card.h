@@ -4,6 +4,7 @@
  *   memory.cpp  device memory, pinned memory, copies
  *   calls.cpp   CUDA's functions for streams, events, the card
  *   lt.cpp      cuBLASLt
+ *   dnn.cpp     cuDNN's descriptors and plans; dnn_run.cpp what they compute
  *   trace.cpp   what was run, counts, findings
  *   sim.c       the lane of a simulated exec
  * All under card_lock, except callbacks, which run without it. */

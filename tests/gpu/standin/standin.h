@@ -51,6 +51,7 @@ struct standin_cfg { /* 0: the default in brackets */
     double kernel_threads_per_s;    /* threads of kernels [20e9] */
     uint64_t launch_ns;             /* least of any work [3000] */
     bool unordered;                 /* do not look for RACE: faster */
+    bool gaps;                      /* copies out may take bytes that nobody has written (gaps inside what is copied whole) */
     bool plain;                     /* kernels are compiled without checks (simt.h): what they touch is not known, so neither
                                      * UNWRITTEN nor RACE with a kernel is found; unwritten memory is NaN all the same */
 };
@@ -90,11 +91,14 @@ const char *standin_finding(uint64_t i);
 
 /* --- faults to come */
 /* The n-th call of `call` from now on (1: the next one; NULL: of any call that can fail) returns `error` (a
- * cudaError_t; a cublasStatus_t for names that begin with cublas; of NULL, CUBLAS_STATUS_EXECUTION_FAILED is
+ * cudaError_t; a cublasStatus_t or cudnnStatus_t for names that begin so; of NULL, ..._STATUS_EXECUTION_FAILED is
  * those calls' error) and does nothing, except that what frees, frees. */
 void standin_fail(const char *call, uint64_t n, int error);
 /* The n-th kernel or product that is run from now on fails with `error`: sticky from there. */
 void standin_fail_kernel(uint64_t n, int error);
+/* cuDNN's results from now on, until standin_close: right; a quarter too large; other bits at each run. */
+enum standin_dnn { STANDIN_DNN_RIGHT, STANDIN_DNN_WRONG, STANDIN_DNN_LOOSE };
+void standin_dnn(enum standin_dnn how);
 /* The name of the call that standin_fail has hit last; NULL: none yet. */
 const char *standin_failed_call(void);
 int standin_sticky(void); /* the sticky cudaError_t, 0: none */

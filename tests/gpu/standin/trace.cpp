@@ -2,7 +2,7 @@
  * fail.
  *
  * Under card_lock. */
-#include "card.h"
+#include "dnn.h"
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
@@ -80,6 +80,7 @@ void trace_hash_bytes(const void *p, uint64_t n) { hash = mix(hash, p, n); }
 
 void trace_reset(void)
 {
+    dnn_reset();
     findings.clear();
     memset(found, 0, sizeof found);
     ops.clear();
@@ -97,7 +98,10 @@ bool trace_plan_hit(const char *name, int *error)
     card.counts.calls++;
     for (plan &p : plans) {
         if (p.left == 0 || (!p.call.empty() && p.call != name) || --p.left > 0) continue;
-        *error = p.call.empty() && strncmp(name, "cublas", 6) == 0 ? (int)CUBLAS_STATUS_EXECUTION_FAILED : p.error;
+        *error = !p.call.empty() ? p.error
+                 : strncmp(name, "cublas", 6) == 0 ? (int)CUBLAS_STATUS_EXECUTION_FAILED
+                 : strncmp(name, "cudnn", 5) == 0  ? (int)CUDNN_STATUS_EXECUTION_FAILED
+                                                   : p.error;
         hit = name;
         fails = true;
     }
@@ -140,7 +144,7 @@ void standin_counts_read(struct standin_counts *out)
     out->queued = card.numbers;
     out->live_allocations = card.blocks.size();
     out->live_registrations = card.pinned.size();
-    out->live_descriptors = lt_live();
+    out->live_descriptors = lt_live() + dnn_live();
 }
 
 uint64_t standin_calls_of(const char *call)
