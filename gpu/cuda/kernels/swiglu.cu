@@ -19,8 +19,9 @@ static __global__ void __launch_bounds__(KERN_BLOCK)
     });
 }
 
-/* s = sigmoid(g):  d_up = dy * g * s;  d_gate = dy * up * s * (1 + g (1 - s)); y as the forward has it, where
- * it is asked for. All is read before any is written. e stays finite, so that 1 - s = e s is 1 at its end. */
+/* s = sigmoid(g):  d_up = dy * g * s;  d_gate = dy * up * s * (1 + g (1 - s)); y as the forward has
+ * it, where it is asked for. All is read before any is written. e stays finite, so that 1 - s = e s
+ * is 1 at its end. */
 template <typename T, typename Y>
 static __global__ void __launch_bounds__(KERN_BLOCK)
     swiglu_backward_kernel(struct ops_swiglu a, kern_tiles t)

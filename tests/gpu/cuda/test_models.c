@@ -2,7 +2,7 @@
  * gradients against what transformers computed (tests/golden), with every access of every kernel checked; and the same
  * weights after steps on every placement and order of streams.
  *
- * The bounds are those of tests/trainer/test_model.c; gradients are rounded to bf16 here. */
+ * The bounds are those of tests/trainer/test_model.c; gradients are rounded to bf16 here. STK_SOAK=1: all models. */
 #include "tests/gpu/cuda/engine_rig.h"
 #include "tests/trainer/golden.h"
 
@@ -57,7 +57,7 @@ enum { PLACINGS = sizeof placings / sizeof placings[0] };
 
 TEST(cuda_models_equal_transformers)
 {
-    for (size_t i = 0; i < GOLDEN_N; i += test_brief() ? 3 : 1)
+    for (size_t i = 0; i < GOLDEN_N; i += getenv("STK_SOAK") ? 1 : test_brief() ? 6 : 3)
         compare(golden_names[i], &placings[i % PLACINGS], test_seed() + i);
 }
 
