@@ -19,21 +19,23 @@ static __global__ void __launch_bounds__(KERN_BLOCK)
     });
 }
 
-/* s = sigmoid(g):  d_up = dy * g * s;  d_gate = dy * up * s * (1 + g (1 - s)). Both are read before
- * either is written. e stays finite, so that 1 - s = e s is 1 at its end. */
+/* s = sigmoid(g):  d_up = dy * g * s;  d_gate = dy * up * s * (1 + g (1 - s)); y as the forward has
+ * it, where it is asked for. All is read before any is written. e stays finite, so that 1 - s = e s
+ * is 1 at its end. */
 template <typename T, typename Y>
 static __global__ void __launch_bounds__(KERN_BLOCK)
     swiglu_backward_kernel(struct ops_swiglu a, kern_tiles t)
 {
     kern_tiles_each(t, [&](uint64_t row, uint64_t col) {
         const uint64_t n = a.cols - col, gi = row * a.g_stride + col, ui = row * a.u_stride + col;
-        float g[8], u[8], dy[8];
+        float g[8], u[8], dy[8], y[8];
         kern_load8((const T *)a.gate + gi, n, g);
         kern_load8((const T *)a.up + ui, n, u);
         kern_load8((const Y *)a.dy + row * a.y_stride + col, n, dy);
         KERN_UNROLL
         for (int i = 0; i < 8; i++) {
             float e = kern_exp(-g[i]);
+            y[i] = __fdiv_rn(g[i], e + 1.0f) * u[i];
             e = e > 3.0e38f ? 3.0e38f : e;
             const float s = __fdiv_rn(1.0f, e + 1.0f), rest = e * s, act = g[i] * s;
             const float dgate = dy[i] * u[i] * (s * (g[i] * rest + 1.0f));
@@ -42,6 +44,7 @@ static __global__ void __launch_bounds__(KERN_BLOCK)
         }
         kern_store8((T *)a.dup + ui, n, u);
         kern_store8((T *)a.dgate + gi, n, g);
+        if (a.y) kern_store8((Y *)a.y + row * a.y_stride + col, n, y);
     });
 }
 

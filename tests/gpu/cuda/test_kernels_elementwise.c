@@ -181,8 +181,10 @@ TEST(swiglu_has_the_hosts_bits)
             CHECK(ct_same(yt, a.y, h.y, yr, "y") && ct_filled(yt, a.y, yr, yn));
             CHECK(ct_same(at, a.dgate, h.dgate, gr, "dgate") && ct_filled(at, a.dgate, gr, gn));
             CHECK(ct_same(at, a.dup, h.dup, ur, "dup") && ct_filled(at, a.dup, ur, un));
-            a.dgate = g, a.dup = u; /* in place */
+            a.dgate = g, a.dup = u; /* in place, y too: as a layer's backward has it */
+            a.dy = a.y = ct_in(dy, ybytes, s->off * 2, "dy and y");
             CHECK(ct_ran(cuda_swiglu_backward(NULL, &a)));
+            CHECK(ct_same(yt, a.y, h.y, yr, "y in place"));
             CHECK(ct_same(at, g, h.dgate, gr, "dgate in place"));
             CHECK(ct_same(at, u, h.dup, ur, "dup in place"));
             ct_free();

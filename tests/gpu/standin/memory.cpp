@@ -205,7 +205,7 @@ bool memory_use(card_op &op, const char *what, const void *p, uint64_t n, bool w
         return false;
     }
     if (write) simt_written(p, n);
-    else if (uint64_t missing = card.cfg.plain ? 0 : simt_unwritten_bytes(p, n))
+    else if (uint64_t missing = card.cfg.plain || (card.cfg.gaps && op.t.kind == STANDIN_COPY_OUT) ? 0 : simt_unwritten_bytes(p, n))
         trace_found(STANDIN_UNWRITTEN, "%s: of its %s, %llu of %llu bytes were never written", trace_describe(op).c_str(),
                     what, (unsigned long long)missing, (unsigned long long)n);
     order_touch(op, p, n, write);

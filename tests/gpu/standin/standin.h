@@ -51,6 +51,7 @@ struct standin_cfg { /* 0: the default in brackets */
     double kernel_threads_per_s;    /* threads of kernels [20e9] */
     uint64_t launch_ns;             /* least of any work [3000] */
     bool unordered;                 /* do not look for RACE: faster */
+    bool gaps;                      /* copies out may take bytes that nobody has written (gaps inside what is copied whole) */
     bool plain;                     /* kernels are compiled without checks (simt.h): what they touch is not known, so neither
                                      * UNWRITTEN nor RACE with a kernel is found; unwritten memory is NaN all the same */
 };

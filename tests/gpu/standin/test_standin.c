@@ -102,6 +102,27 @@ static void pipeline(struct rig *r, int without)
     OK(copy_out(r, 2, 2));
 }
 
+/* The same by the stand-in's own hand: a wait that does nothing, memory freed early, pinning that pins nothing. */
+TEST(standin_planted_mistakes_are_found)
+{
+    struct rig r;
+    for (uint64_t n = 1; n <= WAITS; n++) {
+        rig_open(&r, 0);
+        standin_plant(STANDIN_PLANT_NO_WAIT, n);
+        pipeline(&r, -1);
+        standin_run(STANDIN_ALL);
+        CHECK(standin_found(STANDIN_RACE) > 0 && standin_plant_places(STANDIN_PLANT_NO_WAIT) == WAITS);
+        rig_close(&r);
+    }
+    rig_open(&r, 0);
+    pipeline(&r, -1);
+    standin_plant(STANDIN_PLANT_FREE, 1);
+    OK(cudaEventRecord(r.e[0], r.s[0]));
+    standin_run(STANDIN_ALL);
+    CHECK(standin_found(STANDIN_FREED) + standin_found(STANDIN_FOREIGN) > 0 && standin_sticky());
+    rig_close(&r);
+}
+
 TEST(standin_keeps_work_until_it_is_run)
 {
     struct rig r;
