@@ -221,7 +221,7 @@ static stk_status measure_one(stk_engine *e, uint32_t i, uint64_t budget_ns)
                                         "than %llu MiB",
                                         MEASURE_LEAST_BYTES >> 20)
                         : measure_rates(e->paths[i], &d->load, budget_ns, most, &d->rates, &err);
-    if (st == STK_ERR_NOSPACE) { /* the run itself may fit: its store says so */
+    if (st == STK_ERR_NOSPACE || err.os_errno == EFBIG) { /* the run itself may fit: its store says so */
         eng_note(e, "drive %s: too little room to measure it: %s", e->paths[i], err.text);
         return STK_OK;
     }

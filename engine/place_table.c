@@ -12,7 +12,7 @@
 
 /* As measured, and some: stacks, rings, what libraries keep for themselves; nodes, edges, extents of
  * a chunk. */
-#define THREADS_BYTES (768ull << 10)
+#define THREADS_BYTES (2048ull << 10)
 #define TABLES_BYTES (8ull << 10)
 
 /* What a person calls each arena, and the option that makes it smaller. */

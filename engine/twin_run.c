@@ -40,10 +40,13 @@ bool twin_issue_update(stk_engine *e, uint32_t node)
                       c->device[CHUNK_GRAD], t->spans + (uint64_t)op->set * t->spans_max, &a);
     stk_status st = ops_adam(e->update, &a, &err);
     exec_task_init(&op->task, updated, op);
+    if (st == STK_BUSY) { /* nothing is queued: the node is issued again */
+        finish(op);
+        return false;
+    }
     if (st == STK_OK) st = dev_notify(e->update, e->lane, &op->task, NULL, &err);
     if (st == STK_OK) return true;
-    finish(op);
-    if (st == STK_BUSY) return false;
+    finish(op); /* also where only the notification found no room: another update would be one too many */
     run_fail(e, &err);
     return true;
 }

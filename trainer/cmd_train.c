@@ -96,7 +96,7 @@ static int train_or_plan(int argc, char **argv, uint32_t verb, const char *usage
         run_opts_print(&t->o);
         run_opts_free(&t->o);
     } else {
-        signals_install("stopping after this step");
+        signals_install("stopping");
         t->r.pulse = pulse_open();
         stk_status st = run(t, verb == FOR_PLAN || t->o.dry_run, &err);
         t->failed = st != STK_OK;

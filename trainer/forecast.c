@@ -6,6 +6,7 @@
 #include "trainer/forecast.h"
 #include "base/mem.h"
 #include "base/sys.h"
+#include "trainer/signals.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -95,7 +96,7 @@ static stk_status bind_inputs(struct run *r, struct stk_error *err)
 static stk_status try_visits(struct run *r, struct stk_error *err)
 {
     bool bound = false;
-    for (;;) {
+    while (!signals_stop()) { /* who stops a run does not want it predicted */
         stk_visit v;
         stk_status st = stk_trial_next(r->e, &v);
         if (st == STK_END) return STK_OK;
@@ -105,6 +106,7 @@ static stk_status try_visits(struct run *r, struct stk_error *err)
         STK_TRY(model_visit(r->model, &v, err));
         STK_TRY(run_engine(r, stk_trial_done(r->e, &v), err));
     }
+    return STK_OK;
 }
 
 void forecast_make(struct forecast *f, struct run *r)

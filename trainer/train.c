@@ -129,6 +129,7 @@ static void rescue(struct train *t, uint64_t first)
 static stk_status run_steps(struct train *t, uint64_t first, struct stk_error *err)
 {
     t->report.first_step = t->step + 1;
+    signals_doing("stopping after this step");
     wear_begin(&t->report.wear, t->r.e);
     while (t->step < t->steps && !signals_stop()) {
         struct report_step s;
